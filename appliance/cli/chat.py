@@ -1,0 +1,105 @@
+"""A small client of the daemon's own API, for the terminal chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from appliance.names import ModelError
+
+# A model may think for long about its first token; the daemon has a limit of its own.
+TIMEOUT = httpx.Timeout(None, connect=5.0)
+
+Message = dict[str, str]
+
+
+class ChatError(ModelError):
+    """The daemon refused or ended a request, or went away; the message is its own."""
+
+
+class ChatClient:
+    """Talks to one daemon. Closing an answer's iterator ends the request on the server as well."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # The daemon is this machine's or one named by its address: no proxy is between it and us.
+        self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT, trust_env=False)
+
+    def __enter__(self) -> ChatClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def models(self) -> list[str] | None:
+        """The names of the models served; None where nobody answers.
+
+        Raises:
+            ChatError: somebody answers, but not as such a daemon does (a missing key, another program).
+        """
+        try:
+            answer = self._http.get("/v1/models", timeout=5.0)
+        except httpx.TransportError:
+            return None
+        try:
+            return [model["id"] for model in _checked(answer)["data"]]
+        except (KeyError, TypeError):
+            raise ChatError(f"what listens at {self.base_url} is not an appliance daemon") from None
+
+    def is_ready(self) -> bool:
+        try:
+            return self._http.get("/ready", timeout=5.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
+        """The pieces of an answer as they come.
+
+        Raises:
+            ChatError: with the daemon's message.
+        """
+        body = {"model": model, "messages": messages, "stream": True}
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    _checked(answer)
+                yield from _pieces(answer.iter_lines())
+        except httpx.TransportError as error:
+            raise ChatError(f"the daemon at {self.base_url} went away: {error}") from None
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data == line:
+            continue
+        if data == "[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise ChatError(chunk["error"]["message"])
+        for choice in chunk["choices"]:
+            piece = choice["delta"].get("content")
+            if piece:
+                yield piece
+    raise ChatError("the daemon ended the answer before it was complete")
+
+
+def _checked(answer: httpx.Response) -> Any:
+    try:
+        body = answer.json()
+    except ValueError:
+        raise ChatError(f"{answer.url} answered {answer.status_code} with something else than JSON") from None
+    if answer.status_code != 200:
+        error = body.get("error") if isinstance(body, dict) else None
+        message = error.get("message") if isinstance(error, dict) else None
+        raise ChatError(message or f"{answer.url} answered {answer.status_code}")
+    return body

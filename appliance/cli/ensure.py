@@ -1,0 +1,28 @@
+"""The model that a command was asked for: found on this machine, or pulled first."""
+
+from __future__ import annotations
+
+from appliance.cli.console import PullProgress, note
+from appliance.settings import Settings
+from appliance.store import ModelPath, Store, StoreError, looks_like_path
+
+
+def ensure_model(settings: Settings) -> ModelPath:
+    """`settings.model`, which may be a path; what only the catalogue has is pulled, with progress on stderr.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be fetched.
+    """
+    store = Store(settings.download_dir)
+    try:
+        return store.resolve(settings.model)
+    except StoreError:
+        if looks_like_path(settings.model):
+            raise
+    # Here, because reading GGUF needs numpy, which a model that is there does not.
+    from appliance.catalogue import load_catalogue
+    from appliance.pull import orchestrate
+
+    note(f"{settings.model} is not installed: pulling it")
+    with PullProgress() as progress:
+        return orchestrate.pull(settings.model, store, load_catalogue(settings.config_dir), progress).model

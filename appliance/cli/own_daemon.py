@@ -1,0 +1,78 @@
+"""A daemon of one's own, for as long as a terminal chat lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from appliance.cli.chat import ChatClient, ChatError
+from appliance.settings import Settings
+
+POLL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def own_daemon(settings: Settings) -> Iterator[ChatClient]:
+    """`appliance serve` for `settings.model` on a free port: ready when this yields, ended afterwards.
+
+    Raises:
+        ChatError: it could not be started, with what it said.
+    """
+    port = _free_port()
+    command = [sys.executable, "-m", "appliance.cli.main", "serve", settings.model]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--drain-timeout", "0"]
+    command += ["--download-dir", str(settings.download_dir), "--config-dir", str(settings.config_dir)]
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            # Ctrl-C ends an answer, not the daemon.
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            with ChatClient(f"http://127.0.0.1:{port}", settings.api_key) as client:
+                while not client.is_ready():
+                    if child.poll() is not None:
+                        said.seek(0)
+                        raise ChatError(_last_line(said.read().decode(errors="replace"), child.returncode))
+                    time.sleep(POLL_S)
+                yield client
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _last_line(said: str, code: int) -> str:
+    lines = said.strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else f"the daemon ended with status {code}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,178 @@
+"""`appliance run`: a chat in the terminal, or one answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.cli.console import note
+from appliance.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from appliance.cli.chat import ChatClient, Message
+
+INTERRUPTED = 130
+READER_GONE = 141
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A model's name, or a .gguf file.")]
+Question = Annotated[str | None, typer.Argument(metavar="QUESTION", help="Answer this and exit.")]
+Url = Annotated[str | None, typer.Option("--url", help="The daemon to ask, if not the configured one.")]
+System = Annotated[str | None, typer.Option("--system", help="How the model shall behave.")]
+HELP = "Ctrl-C ends an answer, /clear forgets what was said, /bye or Ctrl-D leaves."
+
+
+def run(
+    model: Model = None,
+    question: Question = None,
+    url: Url = None,
+    system: System = None,
+) -> None:
+    """Chat with a model. Asks the running daemon, or starts one for as long as this lasts.
+
+    What is piped in is the question, or is appended to it.
+    """
+    settings = load_settings({"model": model})
+    prompt = _prompt(question)
+    history: list[Message] = [{"role": "system", "content": system}] if system else []
+    try:
+        with _connected(settings, model, url) as (client, name):
+            if prompt is None:
+                _converse(client, name, history)
+            else:
+                _print_answer(client, name, [*history, {"role": "user", "content": prompt}])
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
+
+
+def _prompt(question: str | None) -> str | None:
+    """The question with what was piped in, or None for a conversation."""
+    if sys.stdin.isatty():
+        return question
+    piped = sys.stdin.read().strip()
+    if not piped and not question:
+        raise typer.BadParameter("nothing was piped in and no question given")
+    return "\n\n".join(part for part in (question, piped) if part)
+
+
+@contextlib.contextmanager
+def _connected(settings: Settings, model: str | None, url: str | None) -> Iterator[tuple[ChatClient, str]]:
+    """A client and the name of the model to ask for."""
+    # Here, because `appliance list` should not wait for an HTTP client.
+    from appliance.cli.chat import ChatClient, ChatError
+    from appliance.cli.ensure import ensure_model
+    from appliance.cli.own_daemon import own_daemon
+
+    with ChatClient(url or _configured_url(settings), settings.api_key) as client:
+        served = _served(client, must_answer=url is not None)
+        wanted = _canonical(settings, model) if model else None
+        if served and (wanted is None or wanted in served):
+            yield client, wanted or served[0]
+            return
+        if served and url:
+            raise ChatError(f"the daemon at {client.base_url} serves {', '.join(served)}, not {wanted}")
+        if served:
+            note(f"the daemon at {client.base_url} serves {', '.join(served)}; starting one for {wanted}")
+    name = ensure_model(settings).name
+    with own_daemon(settings) as own:
+        yield own, settings.served_model_name or name
+
+
+def _served(client: ChatClient, must_answer: bool) -> list[str]:
+    from appliance.cli.chat import ChatError
+
+    try:
+        served = client.models()
+    except ChatError:
+        if must_answer:
+            raise
+        # Some other program has the port: ours can have another one.
+        return []
+    if served is None and must_answer:
+        raise ChatError(f"nothing answers at {client.base_url}")
+    return served or []
+
+
+def _canonical(settings: Settings, model: str) -> str:
+    """The name under which a daemon would serve `model`; as given where it is not known here."""
+    from appliance.names import ModelError
+    from appliance.store import Store
+
+    try:
+        return Store(settings.download_dir).resolve(model).name
+    except ModelError:
+        return model
+
+
+def _configured_url(settings: Settings) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def _print_answer(client: ChatClient, model: str, messages: list[Message]) -> None:
+    for piece in client.answer(model, messages):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _converse(client: ChatClient, model: str, history: list[Message]) -> None:
+    from appliance.cli.chat import ChatError
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() a line editor
+    note(f"{model}. {HELP}")
+    start = list(history)
+    while True:
+        line = _read_line()
+        if line is None or line == "/bye":
+            return
+        if line == "/clear":
+            history[:] = start
+        elif line.startswith("/"):
+            note(HELP)
+        elif line:
+            history.append({"role": "user", "content": line})
+            try:
+                history.append({"role": "assistant", "content": _answer(client, model, history)})
+            except ChatError as error:
+                history.pop()
+                note(f"error: {error}")
+
+
+def _read_line() -> str | None:
+    """A line of the user's, "" where Ctrl-C threw it away, None where there are no more."""
+    try:
+        return input(">>> ").strip()
+    except EOFError:
+        sys.stdout.write("\n")
+        return None
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return ""
+
+
+def _answer(client: ChatClient, model: str, history: list[Message]) -> str:
+    """Print the answer to `history` as it comes; Ctrl-C ends it where it is, and what was said counts."""
+    said = ""
+    pieces = client.answer(model, history)
+    try:
+        for piece in pieces:
+            said += piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        pieces.close()
+        sys.stdout.write("\n")
+    return said

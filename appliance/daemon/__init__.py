@@ -1,0 +1,1 @@
+"""The HTTP server and the supervision of engine workers. Nothing here imports torch."""

@@ -1,0 +1,167 @@
+"""From a checked request to text: tokenise, submit, detokenise. Streamed or not, all comes from here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from appliance.daemon.errors import EngineFailure, bad_request
+from appliance.daemon.metrics import RequestTimer
+from appliance.daemon.schemas import ChatBody, CompletionBody, check_token_ids
+from appliance.daemon.state import Daemon, ServedModel
+from appliance.engine.errors import ContextLengthError
+from appliance.engine.types import ErrorInfo, Request, SamplingParams
+from appliance.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt to continue. `arrived_at` is on the clock of `time.monotonic`, which the worker shares."""
+
+    model: ServedModel
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int
+    arrived_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer; the last one carries `finish_reason`. Token counts are of the answer so far."""
+
+    text: str
+    finish_reason: str | None
+    completion_tokens: int
+    cached_tokens: int
+
+
+async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
+    """Raises ApiError, ParameterError, TemplateError: all the client's to mend."""
+    model = await daemon.model(body.model, arrived_at)
+    sampling = body.sampling(model.info.vocab_size, model.info.max_model_len)
+
+    def encode() -> Sequence[int]:
+        text = model.template.render([message.for_template() for message in body.messages])
+        # The template writes the beginning-of-sequence token itself where the model wants one.
+        return model.tokenizer.encode(text, parse_special=True, add_bos=False)
+
+    ids = await asyncio.to_thread(encode)
+    return _job(model, ids, sampling, body.priority, arrived_at, "messages")
+
+
+async def completion_jobs(daemon: Daemon, body: CompletionBody, arrived_at: float) -> list[Job]:
+    """One job per prompt. Raises ApiError, ParameterError: the client's to mend."""
+    model = await daemon.model(body.model, arrived_at)
+    sampling = body.sampling(model.info.vocab_size, model.info.max_model_len)
+    jobs = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            ids: Sequence[int] = await asyncio.to_thread(model.tokenizer.encode, prompt, parse_special=True)
+        else:
+            check_token_ids(prompt, model.info.vocab_size, "prompt")
+            ids = prompt
+        jobs.append(_job(model, ids, sampling, body.priority, arrived_at, "prompt"))
+    return jobs
+
+
+def _job(
+    model: ServedModel,
+    ids: Sequence[int],
+    sampling: SamplingParams,
+    priority: int | None,
+    arrived_at: float,
+    param: str,
+) -> Job:
+    if not ids:
+        raise bad_request(f"{param}: the prompt is empty", param)
+    if len(ids) >= model.info.max_model_len:
+        raise ContextLengthError(len(ids), model.info.max_model_len)
+    return Job(model, tuple(ids), sampling, priority or 0, arrived_at)
+
+
+async def generate(daemon: Daemon, job: Job) -> AsyncGenerator[Delta, None]:
+    """Continue a prompt. Closing the generator, or cancelling its consumer, frees what the request holds.
+
+    Raises:
+        EngineFailure: the engine ended it with an error, the daemon is shutting down, or time ran out.
+        WorkerUnavailableError: no worker takes requests.
+    """
+    request = Request(
+        id=uuid.uuid4().hex,
+        prompt_ids=job.prompt_ids,
+        sampling=job.sampling,
+        priority=job.priority,
+        arrived_at=job.arrived_at,
+    )
+    events = daemon.router.submit(job.model.name, request)
+    expiry = _expire(daemon, job, request.id)
+    timer = RequestTimer(daemon.metrics, job.arrived_at)
+    daemon.metrics.prompt_tokens.inc(len(job.prompt_ids))
+    text = TextStream(job.model.tokenizer, job.sampling.stop)
+    cached = 0
+    try:
+        async for event in events:
+            if event.error is not None:
+                raise EngineFailure(event.error)
+            if event.token_ids:
+                timer.tokens(len(event.token_ids))
+            cached = max(cached, event.num_cached_tokens)
+            piece = text.push(event.token_ids)
+            reason = event.finish_reason
+            if reason is not None and not text.stopped:
+                piece += text.finish()
+            if text.stopped:
+                reason = "stop"
+            if piece or reason:
+                yield Delta(piece, reason, text.tokens_used, cached)
+            if reason:
+                return
+    finally:
+        expiry.cancel()
+        daemon.router.abort(job.model.name, request.id)
+        timer.ended()
+
+
+def _expire(daemon: Daemon, job: Job, request_id: str) -> asyncio.TimerHandle:
+    limit = daemon.settings.request_timeout
+    error = ErrorInfo("request_timeout", f"the request took longer than {limit:g} s (request_timeout)")
+    left = job.arrived_at + limit - time.monotonic()
+    return asyncio.get_running_loop().call_later(left, daemon.router.abort, job.model.name, request_id, error)
+
+
+async def generate_all(daemon: Daemon, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Continue several prompts at once: (index of the job, delta), in the order in which they come.
+
+    The first error ends all of them and is raised.
+    """
+    news: asyncio.Queue[tuple[int, Delta | None, BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, job: Job) -> None:
+        try:
+            async with aclosing(generate(daemon, job)) as deltas:
+                async for delta in deltas:
+                    news.put_nowait((index, delta, None))
+        except Exception as error:
+            news.put_nowait((index, None, error))
+        else:
+            news.put_nowait((index, None, None))
+
+    tasks = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
+    running = len(tasks)
+    try:
+        while running:
+            index, delta, error = await news.get()
+            if error is not None:
+                raise error
+            if delta is None:
+                running -= 1
+            else:
+                yield index, delta
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

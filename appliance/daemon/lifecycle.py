@@ -1,0 +1,172 @@
+"""From start to a clean end: HTTP first, then the model; one signal drains, a second one ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from appliance.daemon.app import build_app
+from appliance.daemon.errors import EngineFailure
+from appliance.daemon.state import Daemon, Phase, ServedModel
+from appliance.daemon.worker import WorkerHandle, WorkerUnavailableError
+from appliance.engine.config import EngineConfig
+from appliance.engine.types import ErrorInfo
+from appliance.settings import Settings
+from appliance.text.chat_template import ChatTemplate
+from appliance.text.tokenizer import Tokenizer
+
+DRAIN_POLL_S = 0.05
+# For clients to be sent the error that ends their request, and for connections to close.
+FAREWELL_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process by the signal, not with status 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; connections that are open stay so."""
+        for server in getattr(self, "servers", ()):
+            server.close()
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first asks for a drain, any further one for an end at once."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.abort = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        (self.abort if self.drain.is_set() else self.drain).set()
+
+
+async def serve(
+    settings: Settings,
+    model_name: str,
+    model_path: Path,
+    listener: socket.socket,
+    announce: Callable[[ServedModel], None],
+) -> None:
+    """Serve a model on `listener` until a signal comes; all requests and the worker have ended at the return.
+
+    Args:
+        announce: called once the model is loaded.
+
+    Raises:
+        WorkerUnavailableError, TextError: the model could not be loaded.
+    """
+    signals = Signals()
+    daemon = Daemon(settings, model_name)
+    worker = WorkerHandle(engine_config(settings, model_path))
+    daemon.router.add(model_name, worker)
+    server = _Server(
+        uvicorn.Config(
+            build_app(daemon),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=int(FAREWELL_S),
+        )
+    )
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(_load(daemon, worker, model_path))
+    drain = asyncio.create_task(signals.drain.wait())
+    try:
+        await asyncio.wait({http, loading, drain}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            announce(loading.result())
+            await asyncio.wait({http, drain}, return_when=asyncio.FIRST_COMPLETED)
+        await _drain(daemon, server, signals)
+    finally:
+        loading.cancel()
+        drain.cancel()
+        await asyncio.wait({loading})
+        server.should_exit = True
+        await http
+        await daemon.router.stop()
+
+
+def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
+    return EngineConfig(
+        model_path=str(model_path),
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_threads=settings.num_threads,
+    )
+
+
+async def _load(daemon: Daemon, worker: WorkerHandle, path: Path) -> ServedModel:
+    """Load engine and tokeniser side by side; requests that wait for them go on, or hear why not."""
+    starting = asyncio.create_task(worker.start())
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.from_gguf, path)
+        info = await starting
+    except Exception as error:
+        daemon.loaded.set_exception(WorkerUnavailableError(str(error)))
+        daemon.loaded.exception()
+        raise
+    finally:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+    model = ServedModel(daemon.model_name, info, tokenizer, _template(tokenizer))
+    if info.note:
+        log.warning("%s", info.note)
+    daemon.phase = Phase.SERVING
+    daemon.loaded.set_result(model)
+    return model
+
+
+def _template(tokenizer: Tokenizer) -> ChatTemplate:
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
+    return ChatTemplate(
+        tokenizer.chat_template,
+        bos="" if bos is None else tokenizer.token_text(bos),
+        eos=tokenizer.token_text(eos[0]) if eos else "",
+    )
+
+
+async def _drain(daemon: Daemon, server: _Server, signals: Signals) -> None:
+    """Accept nothing more, let running requests finish for `drain_timeout`, then end them with an error."""
+    daemon.phase = Phase.DRAINING
+    server.stop_accepting()
+    error = ErrorInfo("shutting_down", "the daemon is shutting down; the request was ended")
+    if not daemon.loaded.done():
+        daemon.loaded.set_exception(EngineFailure(error))
+        daemon.loaded.exception()
+    log.info("shutting down: %d requests to finish", daemon.active)
+    await _until_idle(daemon, daemon.settings.drain_timeout, signals.abort)
+    if daemon.active:
+        log.warning("ending %d requests that are still running", daemon.active)
+        daemon.router.fail_all(error)
+        await _until_idle(daemon, FAREWELL_S, asyncio.Event())
+
+
+async def _until_idle(daemon: Daemon, timeout_s: float, stop: asyncio.Event) -> None:
+    deadline = time.monotonic() + timeout_s
+    while daemon.active and not stop.is_set() and time.monotonic() < deadline:
+        await asyncio.sleep(DRAIN_POLL_S)

@@ -1,0 +1,230 @@
+"""Supervision of one engine worker: start it, hand on its events, notice its death, start it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+import zmq.asyncio
+
+from appliance.daemon.backoff import Backoff
+from appliance.daemon.events import EventStream, Flights
+from appliance.daemon.process import WorkerProcess
+from appliance.engine.config import EngineConfig, EngineInfo
+from appliance.engine.protocol import (
+    Abort,
+    Events,
+    FromWorker,
+    Heartbeat,
+    LoadFailed,
+    Ready,
+    StepBegan,
+    Submit,
+)
+from appliance.engine.stats import EngineStats
+from appliance.engine.types import ErrorInfo, Request
+
+HANG_S = 60.0
+WATCH_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class WorkerUnavailableError(Exception):
+    """No request can be taken: the worker could not be loaded, or it died too often; the message says why."""
+
+    code = "model_unavailable"
+
+
+class WorkerHandle:
+    """The worker of one model. It outlives the processes: requests are taken even while a new one loads.
+
+    Attributes:
+        info: what the engine said of itself when it last loaded; None before it first has.
+        restarts: how many times a dead or hung worker was replaced.
+        unavailable: why no request is taken, "" if they are.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._context = zmq.asyncio.Context()
+        self._flights = Flights()
+        self._process: WorkerProcess | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._backoff = Backoff()
+        self._in_step: frozenset[str] = frozenset()
+        self._stats = EngineStats()
+        self._past = EngineStats()
+        self._heard_at = 0.0
+        self._ready_at = 0.0
+        self.info: EngineInfo | None = None
+        self.restarts = 0
+        self.unavailable = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a loaded process is there to take requests right now."""
+        return self._process is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of the living process; totals over all of its lives, so that they never fall."""
+        changes = {name: getattr(self._past, name) + getattr(self._stats, name) for name in _TOTALS}
+        held = len(self._flights.unsent())
+        return msgspec.structs.replace(self._stats, waiting=self._stats.waiting + held, **changes)
+
+    async def start(self) -> EngineInfo:
+        """Load the model and keep it loaded from now on.
+
+        Raises:
+            WorkerUnavailableError: it could not be loaded; it has not been tried again.
+        """
+        try:
+            info = await self._launch()
+        except WorkerUnavailableError as error:
+            self.refuse(str(error))
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+        return info
+
+    def submit(self, request: Request) -> EventStream:
+        """Raises WorkerUnavailableError; otherwise the stream ends with exactly one terminal event."""
+        if self.unavailable:
+            raise WorkerUnavailableError(self.unavailable)
+        if not len(self._flights):
+            self._heard_at = time.monotonic()
+        flight = self._flights.open(request)
+        self._send_unsent()
+        return flight.stream
+
+    def abort(self, request_id: str, error: ErrorInfo | None = None) -> None:
+        """End a request as "abort", or with `error`: here at once, in the worker before its next step."""
+        flight = self._flights.abort(request_id, error)
+        if flight is not None and flight.sent and self._process is not None:
+            self._process.send(Abort(request_id=request_id))
+
+    def fail_all(self, error: ErrorInfo) -> None:
+        """End every request with `error`."""
+        self._flights.fail_all(error)
+
+    def refuse(self, reason: str) -> None:
+        """Take no more requests, and end those that wait."""
+        self.unavailable = reason
+        self._flights.fail_all(ErrorInfo(WorkerUnavailableError.code, reason))
+
+    async def stop(self) -> None:
+        """End the process and wait for it: its memory is back when this returns."""
+        self.refuse("the model is being unloaded")
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+        self._context.term()
+
+    async def _launch(self) -> EngineInfo:
+        process = await WorkerProcess.launch(self._context, self._config)
+        try:
+            info = await _await_ready(process)
+        except BaseException:
+            process.kill()
+            await process.close()
+            raise
+        log.info("engine worker %d is ready", process.pid)
+        self._process, self.info = process, info
+        self._heard_at = self._ready_at = time.monotonic()
+        self._in_step = frozenset()
+        self.unavailable = ""
+        self._send_unsent()
+        return info
+
+    async def _supervise(self) -> None:
+        while True:
+            if self._process is not None:
+                await self._listen(self._process)
+                await self._bury(self._process)
+            await asyncio.sleep(self._backoff.delay_s)
+            try:
+                self.restarts += 1
+                await self._launch()
+            except WorkerUnavailableError as error:
+                log.error("%s", error)
+                self._note_death(str(error), lived_s=0.0)
+
+    async def _listen(self, process: WorkerProcess) -> None:
+        """Hand on what the worker says until it is dead."""
+        while True:
+            try:
+                message = await process.receive(WATCH_S)
+            except asyncio.TimeoutError:
+                message = None
+            else:
+                if message is None:
+                    return
+            self._handle(message)
+            if len(self._flights) and time.monotonic() - self._heard_at > HANG_S:
+                log.error("engine worker %d has been silent for %.0f s: killing it", process.pid, HANG_S)
+                process.kill()
+                self._heard_at = time.monotonic()
+
+    def _handle(self, message: FromWorker | None) -> None:
+        match message:
+            case Events(events=events):
+                for event in events:
+                    self._flights.deliver(event)
+            case StepBegan(request_ids=request_ids):
+                self._in_step = frozenset(request_ids)
+            case Heartbeat(stats=stats):
+                self._stats = stats
+                self._heard_at = time.monotonic()
+
+    async def _bury(self, process: WorkerProcess) -> None:
+        self._process = None
+        what = f"the engine worker {process.ending}"
+        log.error("%s (pid %d, %d requests in flight)", what, process.pid, len(self._flights))
+        totals = {name: getattr(self._past, name) + getattr(self._stats, name) for name in _TOTALS}
+        self._past, self._stats = EngineStats(**totals), EngineStats()
+        message = f"{what} while it computed this request; it is being restarted, send the request again"
+        self._flights.survive_death(self._in_step, ErrorInfo("worker_died", message))
+        self._note_death(what, lived_s=time.monotonic() - self._ready_at)
+        await process.close()
+
+    def _note_death(self, what: str, lived_s: float) -> None:
+        self._backoff.record_death(time.monotonic(), lived_s)
+        if self._backoff.is_open:
+            self.refuse(
+                f"{what}, as it did several times in a row; next try in {self._backoff.delay_s:.0f} s, "
+                "the daemon's log says more"
+            )
+
+    def _send_unsent(self) -> None:
+        if self._process is None:
+            return
+        for flight in self._flights.unsent():
+            flight.sent = True
+            self._process.send(Submit(request=flight.request))
+
+
+async def _await_ready(process: WorkerProcess) -> EngineInfo:
+    while True:
+        try:
+            message = await process.receive(WATCH_S)
+        except asyncio.TimeoutError:
+            continue
+        match message:
+            case Ready(info=info):
+                return info
+            case LoadFailed(error=error):
+                raise WorkerUnavailableError(error.message)
+            case None:
+                raise WorkerUnavailableError(f"the engine worker {process.ending} while it loaded the model")
+
+
+_TOTALS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))

@@ -1,0 +1,1 @@
+"""Fetching models: one module per kind of source, `orchestrate` for those of the catalogue."""

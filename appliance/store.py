@@ -1,0 +1,315 @@
+"""Installed models on disk: one folder each, `<models_dir>/<name>/<tag>/`, with a manifest and the file.
+
+A folder appears by one rename of a finished one, so a model is either installed or not there. Unfinished
+downloads live in `<models_dir>/.partial/`, on the same file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from appliance.names import ModelError, ModelName, choose, did_you_mean
+
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+MODEL_SUFFIX = ".gguf"
+
+
+class StoreError(ModelError):
+    """A model is not installed, its folder is damaged, or the disk refuses."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of an installed model, kept beside its file as `manifest.json`.
+
+    Attributes:
+        file: name of the model's file (or of the link to it) in the folder.
+        size: bytes.
+        sha256: of the file; "" where it was linked and so never read through.
+        source: where it came from, for people.
+        license: "" where the file does not say.
+        context: tokens; 0 where the file does not say.
+        linked: the file is a link to one that the user keeps elsewhere.
+        created: when it was installed, ISO 8601 in UTC.
+    """
+
+    name: str
+    file: str
+    size: int
+    source: str
+    architecture: str
+    format: str
+    created: str
+    sha256: str = ""
+    license: str = ""
+    context: int = 0
+    linked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPath:
+    """A model that can be loaded, installed or not.
+
+    Attributes:
+        name: what it is called: a full name, or for a plain file the name that its stem makes.
+        path: absolute path of the model's file.
+    """
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel(ModelPath):
+    """A model in the store, with what is known of it."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything in a store: the models by name, and one sentence for each folder that is damaged."""
+
+    models: tuple[InstalledModel, ...]
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed, and how many bytes of disk that gave back (next to none for a linked model)."""
+
+    name: str
+    freed_bytes: int
+
+
+class Store:
+    """The models in one folder. The folder need not exist until something is installed."""
+
+    def __init__(self, models_dir: Path) -> None:
+        self.models_dir = Path(os.path.abspath(models_dir))
+
+    def list(self) -> Listing:
+        """What is installed. A damaged folder is reported and hides no other."""
+        models, damaged = [], []
+        for name in self.names():
+            try:
+                models.append(self._read(name))
+            except StoreError as error:
+                damaged.append(str(error))
+        return Listing(tuple(models), tuple(damaged))
+
+    def get(self, name: str) -> InstalledModel:
+        """The installed model called `name`; a tag may be left out when only one is installed.
+
+        Raises:
+            StoreError: not installed (says what is), ambiguous, or damaged.
+            ModelNameError: `name` is no name at all.
+        """
+        return self._read(self._find(name))
+
+    def resolve(self, name_or_path: str) -> ModelPath:
+        """An installed model by name, or any `.gguf` file or folder holding exactly one, by path.
+
+        Raises:
+            StoreError: as `get`; or no such file, or not exactly one in the folder.
+        """
+        if looks_like_path(name_or_path):
+            path = model_file(Path(name_or_path))
+            return ModelPath(str(ModelName.from_stem(path.stem)), path)
+        try:
+            return self.get(name_or_path)
+        except StoreError as error:
+            if Path(name_or_path).exists():
+                raise StoreError(
+                    f"{error}; for the folder of that name here, write ./{name_or_path}"
+                ) from None
+            raise
+
+    def remove(self, name: str) -> Removed:
+        """Remove a model and what an interrupted pull of it left; of a linked model, the link only.
+
+        Raises:
+            StoreError: there is no such model and no rest of one, or a pull of it is going on.
+        """
+        full = self._find_any(name)
+        with self.locked(full):
+            freed = _tree_bytes(self.folder(full)) + _tree_bytes(self.partial_dir(full))
+            self._discard(full)
+            shutil.rmtree(self.partial_dir(full), ignore_errors=True)
+        return Removed(str(full), freed)
+
+    def folder(self, full: ModelName) -> Path:
+        return self.models_dir / full.name / full.tag
+
+    def partial_dir(self, full: ModelName) -> Path:
+        """Where an unfinished pull of this model keeps its files, between runs."""
+        return self.models_dir / PARTIAL / str(full)
+
+    def commit(self, full: ModelName, staging: Path) -> InstalledModel:
+        """Make the finished folder `staging` (on the same file system) this model, at once and for good."""
+        _sync_tree(staging)
+        self._discard(full)
+        target = self.folder(full)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging.rename(target)
+        _sync(target.parent)
+        _sync(self.models_dir)
+        return self._read(full)
+
+    @contextlib.contextmanager
+    def locked(self, full: ModelName) -> Iterator[None]:
+        """Be the only process that changes this model. The lock ends with the process, however it ends.
+
+        Raises:
+            StoreError: another process has it; or the models' folder cannot be written.
+        """
+        path = self.models_dir / PARTIAL / f"{full}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot write to {path.parent}: {error}; see --download-dir") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise StoreError(f"{full} is being changed by process {holder or '?'}; wait for it") from None
+        try:
+            os.truncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(handle)
+
+    def names(self) -> tuple[ModelName, ...]:
+        """The full names of all folders, damaged ones too."""
+        folders = (folder for folder in self.models_dir.glob("[!.]*/[!.]*") if folder.is_dir())
+        names = (f"{folder.parent.name}:{folder.name}" for folder in folders)
+        return tuple(sorted(ModelName.parse(name) for name in names if _is_name(name)))
+
+    def _find(self, name: str) -> ModelName:
+        installed = [str(full) for full in self.names()]
+        found = choose(ModelName.parse(name), installed)
+        if len(found) > 1:
+            raise StoreError(f"{name!r} may mean {', '.join(found)}; give the tag too")
+        if not found:
+            what = f"installed: {', '.join(installed)}" if installed else f"nothing is in {self.models_dir}"
+            raise StoreError(
+                f"no model called {name!r} is installed{did_you_mean(name, installed)} ({what}); "
+                "`appliance pull` installs one"
+            )
+        return ModelName.parse(found[0])
+
+    def _find_any(self, name: str) -> ModelName:
+        """As `_find`, but also a model of which there is only what an interrupted pull left."""
+        partial = self.models_dir / PARTIAL
+        rests = [path.name for path in partial.iterdir() if path.is_dir()] if partial.is_dir() else []
+        installed = [str(full) for full in self.names()]
+        found = choose(ModelName.parse(name), {*rests, *installed})
+        return ModelName.parse(found[0]) if len(found) == 1 else self._find(name)
+
+    def _read(self, full: ModelName) -> InstalledModel:
+        folder = self.folder(full)
+        mend = f"`appliance rm {full}` removes it"
+        try:
+            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            raise StoreError(f"{full} is damaged: {folder} has no {MANIFEST}; {mend}") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise StoreError(f"{full} is damaged: {folder / MANIFEST}: {error}; {mend}") from None
+        path = folder / manifest.file
+        if Path(manifest.file).name != manifest.file or manifest.name != str(full):
+            raise StoreError(
+                f"{full} is damaged: {folder / MANIFEST} is of {manifest.name!r} and file {manifest.file!r}; "
+                f"{mend}"
+            )
+        try:
+            size = path.stat().st_size
+        except OSError:
+            gone = f"its link to {os.readlink(path)} is broken" if path.is_symlink() else f"{path} is missing"
+            raise StoreError(f"{full} is damaged: {gone}; {mend}") from None
+        if size != manifest.size and not manifest.linked:
+            raise StoreError(f"{full} is damaged: {path} has {size} bytes, expected {manifest.size}; {mend}")
+        return InstalledModel(str(full), path, manifest)
+
+    def _discard(self, full: ModelName) -> None:
+        """Take a model's folder out of sight by one rename, then delete it."""
+        folder = self.folder(full)
+        if not folder.exists():
+            return
+        doomed = self.partial_dir(full) / "removed"
+        shutil.rmtree(doomed, ignore_errors=True)
+        doomed.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(OSError):  # other tags are left
+            folder.parent.rmdir()
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether `text` means a file or folder and not a model's name."""
+    return os.sep in text or text in (".", "..", "~") or text.lower().endswith(MODEL_SUFFIX)
+
+
+def model_file(path: Path) -> Path:
+    """The absolute path of a `.gguf` file: `path` itself, or the only one in the folder `path`.
+
+    Raises:
+        StoreError: no such file, another kind of file, or not exactly one in the folder.
+    """
+    path = Path(os.path.abspath(path.expanduser()))
+    try:
+        if not path.is_dir():
+            if path.suffix.lower() != MODEL_SUFFIX:
+                path.stat()
+                raise StoreError(f"{path} is not a {MODEL_SUFFIX} file; only GGUF checkpoints can be used")
+            with path.open("rb"):
+                return path
+        files = sorted(file for file in path.iterdir() if _is_model_file(file))
+    except OSError as error:
+        reason = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
+        raise StoreError(f"cannot read {path}: {reason}") from None
+    if len(files) != 1:
+        found = f"{len(files)} ({', '.join(file.name for file in files[:4])})" if files else "none"
+        raise StoreError(f"{path} should hold one {MODEL_SUFFIX} file, found {found}; name the file itself")
+    return files[0]
+
+
+def _is_model_file(path: Path) -> bool:
+    return path.suffix.lower() == MODEL_SUFFIX and path.is_file()
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return str(ModelName.parse(text)) == text
+    except ModelError:
+        return False
+
+
+def _tree_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        if not path.is_symlink():
+            _sync(path)
+    _sync(folder)

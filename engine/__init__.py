@@ -1,0 +1,1 @@
+"""One loaded model: requests, scheduler, KV memory, the step program and the process that runs them."""

@@ -1,0 +1,102 @@
+"""`Batch`: a step plan as the index tensors that every layer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from appliance.engine.types import PlanRow, StepPlan
+from appliance.kernels.paged_attention import QUERY_TILE, kv_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIndex:
+    """Where one KV group keeps the batch's tokens; shapes as `paged_attention` and `kv_write` take them."""
+
+    write_blocks: torch.Tensor
+    write_offsets: torch.Tensor
+    tables: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All tensors are int64.
+
+    Attributes:
+        token_ids, positions: [tokens], the rows of the plan one after the other.
+        groups: one per KV group.
+        query_rows, query_positions: [items, QUERY_TILE].
+        active: for each of the `kv_tiles`, how many leading items reach into it.
+        logit_rows: [wanted], the token rows whose logits are wanted, in plan order.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: tuple[GroupIndex, ...]
+    query_rows: torch.Tensor
+    query_positions: torch.Tensor
+    active: tuple[int, ...]
+    logit_rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A tile of consecutive tokens of one plan row: the attention kernel's unit of work."""
+
+    row: PlanRow
+    rows: list[int]
+    positions: list[int]
+
+
+def build_batch(plan: StepPlan, block_size: int) -> Batch:
+    """Lay the plan's rows out. The plan has at least one row."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    logit_rows: list[int] = []
+    items: list[_Item] = []
+    for row in plan.rows:
+        items += _items(row, first=len(token_ids))
+        token_ids += row.token_ids
+        positions += range(row.start, row.start + row.n_tokens)
+        if row.wants_logits:
+            logit_rows.append(len(token_ids) - 1)
+    items.sort(key=lambda item: -item.positions[-1])
+    tiles = kv_tiles(items[0].positions[-1] + 1)
+    width = tiles[-1][1] // block_size
+    return Batch(
+        token_ids=torch.tensor(token_ids),
+        positions=torch.tensor(positions),
+        groups=tuple(_group(plan, items, g, width, block_size) for g in range(len(plan.rows[0].tables))),
+        query_rows=torch.tensor([item.rows for item in items]),
+        query_positions=torch.tensor([item.positions for item in items]),
+        active=tuple(sum(item.positions[-1] >= start for item in items) for start, _ in tiles),
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+    )
+
+
+def _items(row: PlanRow, first: int) -> list[_Item]:
+    items = []
+    for start in range(0, row.n_tokens, QUERY_TILE):
+        # A tile that is not full repeats its last token.
+        offsets = [min(start + lane, row.n_tokens - 1) for lane in range(QUERY_TILE)]
+        items.append(_Item(row, [first + o for o in offsets], [row.start + o for o in offsets]))
+    return items
+
+
+def _group(plan: StepPlan, items: list[_Item], group: int, width: int, block_size: int) -> GroupIndex:
+    blocks: list[int] = []
+    offsets: list[int] = []
+    padded: dict[str, list[int]] = {}
+    for row in plan.rows:
+        table = row.tables[group]
+        for position in range(row.start, row.start + row.n_tokens):
+            blocks.append(table[position // block_size])
+            offsets.append(position % block_size)
+        # Padded with a block of the same sequence, never with somebody else's.
+        padded[row.request_id] = [*table[:width], *([table[0]] * (width - len(table)))]
+    return GroupIndex(
+        write_blocks=torch.tensor(blocks),
+        write_offsets=torch.tensor(offsets),
+        tables=torch.tensor([padded[item.row.request_id] for item in items]),
+    )

@@ -1,0 +1,53 @@
+"""What an engine is started with, and what it says of itself once it has loaded. Imports no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine, already validated; `None` lets the engine decide.
+
+    Attributes:
+        model_path: absolute path of a checkpoint file.
+        max_model_len: longest context to serve, in tokens; None: the model's own.
+        max_num_seqs: most sequences in one step.
+        max_num_batched_tokens: most tokens computed in one step (the chunk size of a long prompt).
+        block_size: tokens in a KV block.
+        enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
+        kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
+        num_threads: CPU threads of a step; None: the cores this process may use.
+    """
+
+    model_path: str
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 128
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    num_threads: int | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded engine serves.
+
+    Attributes:
+        max_model_len: the context actually served: min(asked for, the model's, what the KV pool holds).
+        model_context_len: what the model was made for.
+        note: a sentence for the log when less is served than was asked for, else "".
+        backend: how steps are executed ("torch").
+        native_isa: instruction set of the native library, or "" when it was not built.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    model_context_len: int
+    num_blocks: int
+    block_size: int
+    kv_block_bytes: int
+    weight_bytes: int
+    backend: str
+    native_isa: str
+    note: str = ""

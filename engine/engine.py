@@ -1,0 +1,135 @@
+"""`Engine`: one loaded model and its step loop. The offline API drives it in-process, a worker drives it for the daemon."""
+
+from __future__ import annotations
+
+import secrets
+
+import psutil
+
+from appliance.engine.blocks import BlockPool
+from appliance.engine.config import EngineConfig, EngineInfo
+from appliance.engine.errors import ContextLengthError, ParameterError
+from appliance.engine.kv_cache import KVCache
+from appliance.engine.runner import load_model
+from appliance.engine.scheduler import Scheduler, SchedulerLimits
+from appliance.engine.stats import EngineStats
+from appliance.engine.types import ErrorInfo, Request, Sequence, StepPlan, TokenEvent
+from appliance.kernels import native
+
+
+class Engine:
+    """Serves requests with continuous batching.
+
+    Every request added gets exactly one terminal event, from `step` or from `abort`.
+
+    Raises:
+        What `load_model` raises.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        model = load_model(config)
+        pool = BlockPool(model.memory.num_blocks, caching=config.enable_prefix_caching)
+        limits = SchedulerLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=model.memory.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+        )
+        self.scheduler = Scheduler(KVCache((pool,), config.block_size), limits)
+        self._pool = pool
+        self._runner = model.runner
+        self._process = psutil.Process()
+        self._steps_total = 0
+        self._prompt_tokens_total = 0
+        self._generated_tokens_total = 0
+        self.info = EngineInfo(
+            architecture=model.spec.architecture,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=model.memory.max_model_len,
+            model_context_len=model.spec.context_len,
+            num_blocks=model.memory.num_blocks,
+            block_size=config.block_size,
+            kv_block_bytes=model.kv_block_bytes,
+            weight_bytes=model.weight_bytes,
+            backend="torch",
+            native_isa=native.isa(),
+            note=model.memory.note,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for a token.
+            ParameterError: the prompt is empty or names an id outside the vocabulary, or the request's id is in use.
+        """
+        ids, vocab = request.prompt_ids, self.info.vocab_size
+        if not ids:
+            raise ParameterError("prompt", "the prompt has no tokens; at least one is needed")
+        for name, given in (("prompt", ids), ("stop_token_ids", request.sampling.stop_token_ids)):
+            outside = next((token for token in given if not 0 <= token < vocab), None)
+            if outside is not None:
+                raise ParameterError(name, f"token id {outside} is outside the vocabulary of {vocab} tokens")
+        if len(ids) >= self.info.max_model_len:
+            raise ContextLengthError(len(ids), self.info.max_model_len)
+        if self.scheduler.find(request.id) is not None:
+            raise ParameterError("id", f"a request with id {request.id!r} is being served already")
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        self._prompt_tokens_total += len(ids)
+        self.scheduler.add(Sequence(request, list(ids), seed))
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request and free its blocks; its terminal event, or None where it has ended already."""
+        return self._end(request_id, "abort", None)
+
+    def plan(self) -> StepPlan:
+        """The next step; call `run` with it before anything else."""
+        return self.scheduler.plan()
+
+    def run(self, plan: StepPlan) -> list[TokenEvent]:
+        """Run a planned step. If it fails, the requests with rows in it end with an error and the engine goes on."""
+        try:
+            events = self.scheduler.commit(plan, self._runner.run(plan)) if plan.rows else []
+        except (RuntimeError, MemoryError) as error:
+            info = ErrorInfo("step_failed", f"the step failed: {error}")
+            events = [event for row in plan.rows if (event := self._end(row.request_id, "error", info))]
+        self._steps_total += 1
+        self._generated_tokens_total += sum(len(event.token_ids) for event in events)
+        return events
+
+    def step(self) -> list[TokenEvent]:
+        """Plan and run one step; what it gave birth to, in plan order."""
+        return self.run(self.plan())
+
+    def stats(self) -> EngineStats:
+        scheduler, kv = self.scheduler, self.scheduler.kv
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks_total=self._pool.num_blocks,
+            blocks_used=self._pool.num_used,
+            blocks_cached=self._pool.num_cached,
+            blocks_free=self._pool.num_free,
+            kv_block_bytes=self.info.kv_block_bytes,
+            prefix_lookup_tokens_total=kv.lookup_tokens_total,
+            prefix_hit_tokens_total=kv.hit_tokens_total,
+            preemptions_total=scheduler.preemptions_total,
+            steps_total=self._steps_total,
+            prompt_tokens_total=self._prompt_tokens_total,
+            generated_tokens_total=self._generated_tokens_total,
+            rss_bytes=self._process.memory_info().rss,
+        )
+
+    def _end(self, request_id: str, reason: str, error: ErrorInfo | None) -> TokenEvent | None:
+        seq = self.scheduler.find(request_id)
+        if seq is None:
+            return None
+        self.scheduler.kv.forget(seq) if error else None
+        self.scheduler.remove(seq)
+        return TokenEvent(
+            request_id=request_id, finish_reason=reason, num_cached_tokens=seq.num_cached, error=error
+        )

@@ -1,0 +1,162 @@
+"""The torch executor: the oracle every other executor is held against, and the fallback where there is none.
+
+Runs in float32 on the CPU. Matrices are dequantised once at load where that fits in memory, else at each use; both
+give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from appliance.engine import program as ops
+from appliance.engine.batch import Batch
+from appliance.engine.spec import DecoderSpec
+from appliance.engine.weights import ModelWeights
+from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.linear import linear, row_tiles
+from appliance.kernels.paged_attention import kv_write, paged_attention
+from appliance.kernels.rms_norm import rms_norm
+from appliance.kernels.rope import apply_rope, rope_table
+from appliance.kernels.silu_mul import silu_mul
+from appliance.quant.tensor import QuantizedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A linear layer made ready: `dense_t` is [in, out] float32, or None where it stays packed."""
+
+    packed: QuantizedLinear | None
+    dense_t: torch.Tensor | None
+    bias: torch.Tensor | None
+    tiles: tuple[int, ...]
+
+    def weight_t(self) -> torch.Tensor:
+        if self.dense_t is not None:
+            return self.dense_t
+        assert self.packed is not None
+        return self.packed.dequantize().t().contiguous()
+
+
+class TorchExecutor:
+    """Runs a step program over one model's weights and KV pools.
+
+    Args:
+        weights: read while loading, one matrix at a time, and let go.
+        dense_bytes: how many bytes of dequantised matrices may be kept.
+    """
+
+    def __init__(
+        self,
+        program: ops.StepProgram,
+        spec: DecoderSpec,
+        weights: ModelWeights,
+        layout: KVLayout,
+        dense_bytes: int,
+    ) -> None:
+        self._program = program
+        self._spec = spec
+        self._layout = layout
+        self._pools: tuple[torch.Tensor, ...] = ()
+        self._cos, self._sin = rope_table(spec.context_len, spec.rotary_dim, spec.rope_theta)
+        self._matrices: dict[tuple[str, ...], _Matrix] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._embeddings = {op.weight: weights.read(op.weight) for op in program.ops if isinstance(op, ops.Embed)}
+        for op in program.ops:
+            if isinstance(op, ops.Linear):
+                self._matrices[op.weights], dense_bytes = self._prepare(weights.linear(op.weights), dense_bytes)
+            elif isinstance(op, ops.RmsNorm):
+                self._vectors[op.weight] = weights.vector(op.weight)
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._handlers: dict[type, Callable[..., None]] = {
+            ops.Embed: self._embed,
+            ops.RmsNorm: self._rms_norm,
+            ops.Linear: self._linear,
+            ops.Rope: self._rope,
+            ops.KvWrite: self._kv_write,
+            ops.PagedAttention: self._attention,
+            ops.SiluMul: self._silu_mul,
+            ops.AddTo: self._add_to,
+            ops.TakeLogitRows: self._take_logit_rows,
+        }
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory as they are held here."""
+        matrices = sum(m.packed.nbytes if m.packed else m.weight_t().nbytes for m in self._matrices.values())
+        return matrices + sum(weight.nbytes for weight in self._embeddings.values())
+
+    def attach_pools(self, num_blocks: int) -> None:
+        """Allocate the KV pools."""
+        groups = range(len(self._layout.groups))
+        self._pools = tuple(self._layout.allocate(group, num_blocks) for group in groups)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Compute a step: writes the batch's keys and values, returns float32 logits [wanted, vocab]."""
+        for op in self._program.ops:
+            self._handlers[type(op)](op, batch)
+        logits = self._buffers[self._program.output]
+        self._buffers.clear()
+        return logits
+
+    def _prepare(self, packed: QuantizedLinear, dense_bytes: int) -> tuple[_Matrix, int]:
+        size = packed.in_features * packed.out_features * 4
+        tiles = row_tiles(packed.in_features, packed.out_features)
+        if size > dense_bytes:
+            return _Matrix(packed, None, packed.bias, tiles), dense_bytes
+        return _Matrix(None, packed.dequantize().t().contiguous(), packed.bias, tiles), dense_bytes - size
+
+    def _embed(self, op: ops.Embed, batch: Batch) -> None:
+        self._buffers[op.out] = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()
+
+    def _rms_norm(self, op: ops.RmsNorm, _batch: Batch) -> None:
+        self._buffers[op.out] = rms_norm(self._buffers[op.x], self._vectors[op.weight], op.eps)
+
+    def _linear(self, op: ops.Linear, _batch: Batch) -> None:
+        matrix = self._matrices[op.weights]
+        self._buffers[op.out] = linear(self._buffers[op.x], matrix.weight_t(), matrix.bias, matrix.tiles)
+
+    def _heads(self, qkv: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of a qkv buffer as views [rows, heads, head_dim]."""
+        spec = self._spec
+        heads = self._buffers[qkv].view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+        return heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)  # type: ignore[return-value]
+
+    def _rope(self, op: ops.Rope, batch: Batch) -> None:
+        q, k, _ = self._heads(op.qkv)
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        apply_rope(q, cos, sin)
+        apply_rope(k, cos, sin)
+
+    def _kv_write(self, op: ops.KvWrite, batch: Batch) -> None:
+        group, index = self._layout.place(op.layer)
+        _, k, v = self._heads(op.qkv)
+        where = batch.groups[group]
+        kv_write(self._pools[group], index, k, v, where.write_blocks, where.write_offsets)
+
+    def _attention(self, op: ops.PagedAttention, batch: Batch) -> None:
+        group, index = self._layout.place(op.layer)
+        q, _, _ = self._heads(op.qkv)
+        attended = paged_attention(
+            q,
+            self._pools[group],
+            index,
+            batch.query_rows,
+            batch.query_positions,
+            batch.groups[group].tables,
+            batch.active,
+            op.scale,
+        )
+        self._buffers[op.out] = attended.flatten(1)
+
+    def _silu_mul(self, op: ops.SiluMul, _batch: Batch) -> None:
+        self._buffers[op.out] = silu_mul(self._buffers[op.gate_up])
+
+    def _add_to(self, op: ops.AddTo, _batch: Batch) -> None:
+        self._buffers[op.target] += self._buffers[op.x]
+
+    def _take_logit_rows(self, op: ops.TakeLogitRows, batch: Batch) -> None:
+        self._buffers[op.out] = self._buffers[op.x][batch.logit_rows]

@@ -1,0 +1,141 @@
+"""The engine worker: one process per loaded model, driven by the daemon over ZeroMQ.
+
+Started as `python -m appliance.engine.worker ADDRESS`; speaks `engine.protocol`. Ends when told to, or with the
+daemon. Unloading a model is ending its worker: every byte comes back, always.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+
+import zmq
+
+from appliance.engine import protocol
+from appliance.engine.config import EngineConfig
+from appliance.engine.engine import Engine
+from appliance.engine.errors import EngineError
+from appliance.engine.types import ErrorInfo, TokenEvent
+from appliance.quant.errors import CheckpointError
+
+_PR_SET_PDEATHSIG = 1
+log = logging.getLogger("appliance.worker")
+
+
+class Worker:
+    """Owns an engine and the socket through which the daemon drives it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], engine: Engine) -> None:
+        self._socket = socket
+        self._engine = engine
+        self._begun: tuple[str, ...] = ()
+        self._last_heartbeat = 0.0
+        self._was_busy = False
+
+    def serve(self) -> None:
+        """Take messages and run steps until told to stop."""
+        while self._take_messages():
+            if self._engine.has_work:
+                self._step()
+            self._heartbeat()
+
+    def _take_messages(self) -> bool:
+        """Handle every message that has arrived, waiting for one only while there is no work; False: stop."""
+        timeout_ms = 0 if self._engine.has_work else int(protocol.HEARTBEAT_S * 1000)
+        while self._socket.poll(timeout_ms):
+            match protocol.decode_to_worker(self._socket.recv()):
+                case protocol.Submit(request):
+                    try:
+                        self._engine.add(request)
+                    except EngineError as error:
+                        info = ErrorInfo(error.code, str(error))
+                        self._send_events([TokenEvent(request_id=request.id, finish_reason="error", error=info)])
+                case protocol.Abort(request_id):
+                    event = self._engine.abort(request_id)
+                    self._send_events([event] if event else [])
+                case protocol.Stop():
+                    return False
+                case protocol.Start():
+                    log.error("a second Start message was ignored: this worker has a model already")
+            timeout_ms = 0
+        return True
+
+    def _step(self) -> None:
+        plan = self._engine.plan()
+        begun = tuple(sorted(row.request_id for row in plan.rows))
+        if begun != self._begun:
+            self._begun = begun
+            self._send(protocol.StepBegan(begun))
+        self._send_events(self._engine.run(plan))
+
+    def _heartbeat(self) -> None:
+        # Also at once when the last request has ended, so that freed blocks are seen within moments.
+        now, busy = time.monotonic(), self._engine.has_work
+        if now - self._last_heartbeat >= protocol.HEARTBEAT_S or (self._was_busy and not busy):
+            self._send(protocol.Heartbeat(self._engine.stats()))
+            self._last_heartbeat = now
+        self._was_busy = busy
+
+    def _send_events(self, events: list[TokenEvent]) -> None:
+        if events:
+            self._send(protocol.Events(tuple(events)))
+
+    def _send(self, message: protocol.FromWorker) -> None:
+        self._socket.send(protocol.encode(message))
+
+
+def main(address: str) -> int:
+    """Load the model that the daemon names, serve it until told to stop, and return the exit code."""
+    _die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    socket.set(zmq.SNDHWM, 0)
+    socket.connect(address)
+    start = protocol.decode_to_worker(socket.recv())
+    assert isinstance(start, protocol.Start), f"the first message was {type(start).__name__}, expected Start"
+    try:
+        engine = _load(start.config)
+    except _LoadError as error:
+        socket.send(protocol.encode(protocol.LoadFailed(error.info)))
+        context.destroy(linger=1000)
+        return 1
+    socket.send(protocol.encode(protocol.Ready(engine.info)))
+    Worker(socket, engine).serve()
+    context.destroy(linger=1000)
+    return 0
+
+
+class _LoadError(Exception):
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message)
+        self.info = info
+
+
+def _load(config: EngineConfig) -> Engine:
+    try:
+        return Engine(config)
+    except CheckpointError as error:
+        raise _LoadError(ErrorInfo("bad_checkpoint", str(error))) from error
+    except EngineError as error:
+        raise _LoadError(ErrorInfo(error.code, str(error))) from error
+    except (OSError, MemoryError) as error:
+        raise _LoadError(ErrorInfo("load_failed", str(error) or type(error).__name__)) from error
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when the daemon ends, however it ends. Ctrl-C is the daemon's to handle."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

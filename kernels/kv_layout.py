@@ -1,0 +1,54 @@
+"""How KV memory is laid out: one block is one contiguous slab over all layers of a group."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose keys and values have the same kind of memory.
+
+    Attributes:
+        layers: indices of the decoder layers in the group, in order.
+        kv_heads, head_dim: shape of one token's keys (and of its values) in one layer.
+        dtype: element type of keys and values.
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shapes of the pools: `[block, layer, 2, kv_head, token, head_dim]`, index 0 of the 2 being keys.
+
+    So a block is the one unit of allocation, sharing, swapping and giving back.
+    """
+
+    groups: tuple[KVGroup, ...]
+    block_size: int
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of `group`: `block_size` tokens of keys and values in all its layers."""
+        g = self.groups[group]
+        return len(g.layers) * 2 * g.kv_heads * self.block_size * g.head_dim * g.dtype.itemsize
+
+    def allocate(self, group: int, num_blocks: int) -> torch.Tensor:
+        """A zeroed pool in host memory; its pages take no memory before they are written."""
+        g = self.groups[group]
+        shape = (num_blocks, len(g.layers), 2, g.kv_heads, self.block_size, g.head_dim)
+        pages = mmap.mmap(-1, num_blocks * self.block_bytes(group))
+        return torch.frombuffer(pages, dtype=g.dtype).view(shape)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """(group, index within the group) of a decoder layer."""
+        for index, group in enumerate(self.groups):
+            if layer in group.layers:
+                return index, group.layers.index(layer)
+        raise KeyError(f"layer {layer} is in no KV group")

@@ -1,0 +1,1 @@
+"""Checkpoint formats read into one canonical `QuantTensor`."""

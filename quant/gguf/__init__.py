@@ -1,0 +1,1 @@
+"""GGUF checkpoints. `file` and `metadata` import no torch; `blocks` and `checkpoint` do."""
