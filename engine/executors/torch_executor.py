@@ -103,11 +103,11 @@ class TorchExecutor:
         return logits
 
     def _prepare(self, packed: QuantizedLinear, dense_bytes: int) -> tuple[_Matrix, int]:
-        size = packed.in_features * packed.out_features * 4
-        tiles = row_tiles(packed.in_features, packed.out_features)
-        if size > dense_bytes:
+        weight_t = packed.dequantize().t().contiguous()
+        tiles = row_tiles(weight_t)
+        if weight_t.nbytes > dense_bytes:
             return _Matrix(packed, None, packed.bias, tiles), dense_bytes
-        return _Matrix(None, packed.dequantize().t().contiguous(), packed.bias, tiles), dense_bytes - size
+        return _Matrix(None, weight_t, packed.bias, tiles), dense_bytes - weight_t.nbytes
 
     def _embed(self, op: ops.Embed, batch: Batch) -> None:
         self._buffers[op.out] = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()

@@ -8,7 +8,6 @@ computed in tiles of a few sizes that `row_tiles` has found to agree bit for bit
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache
 
 import torch
 
@@ -24,7 +23,7 @@ def linear(
         x: [rows, in], float32; rows may be 0.
         weight_t: [in, out], float32, contiguous.
         bias: [out] or None.
-        tiles: `row_tiles(in, out)`.
+        tiles: `row_tiles(weight_t)`.
 
     Returns:
         [rows, out], float32.
@@ -44,19 +43,23 @@ def linear(
     return out if bias is None else out.add_(bias)
 
 
-def row_tiles(in_features: int, out_features: int) -> tuple[int, ...]:
-    """Ascending tile sizes that agree bit for bit on this machine for a weight of this shape, by trying them.
+_agreeing_tiles: dict[tuple[int, int, int], tuple[int, ...]] = {}
+
+
+def row_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
+    """Ascending tile sizes that agree bit for bit on this machine for a weight of this shape, found by trying them.
 
     Of the candidate sizes, the largest set whose members give one and the same result, in every row of the tile.
+    Tried once for each shape and number of threads, with the first weight of that shape.
     """
-    return _row_tiles(in_features, out_features, torch.get_num_threads())
+    key = (*weight_t.shape, torch.get_num_threads())
+    if key not in _agreeing_tiles:
+        _agreeing_tiles[key] = _try_tiles(weight_t)
+    return _agreeing_tiles[key]
 
 
-@cache
-def _row_tiles(in_features: int, out_features: int, num_threads: int) -> tuple[int, ...]:  # noqa: ARG001 (cache key)
-    generator = torch.Generator().manual_seed(0)
-    weight_t = torch.randn(in_features, out_features, generator=generator)
-    row = torch.randn(1, in_features, generator=generator)
+def _try_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
+    row = torch.randn(1, weight_t.shape[0], generator=torch.Generator().manual_seed(0))
     agreeing: dict[bytes, list[int]] = defaultdict(list)
     for size in _CANDIDATES:
         result = torch.mm(row.expand(size, -1).contiguous(), weight_t)

@@ -82,7 +82,7 @@ def _neighbours(nibbles: Bytes) -> torch.Tensor:
     """Bytes of values (j, j + 16) → bytes of values (2j, 2j + 1): [N, blocks, 16] → [N, blocks * 16]."""
     even, odd = nibbles[..., 0::2], nibbles[..., 1::2]
     packed = np.empty(nibbles.shape, dtype=np.uint8)
-    np.bitwise_or(even & 0x0F, (odd << 4) | 0, out=packed[..., :8])
+    np.bitwise_or(even & 0x0F, odd << 4, out=packed[..., :8])
     np.bitwise_or(even >> 4, odd & 0xF0, out=packed[..., 8:])
     return torch.from_numpy(packed.reshape(nibbles.shape[0], -1))
 

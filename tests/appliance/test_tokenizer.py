@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,18 @@ def test_contradictions_are_named(
     with pytest.raises(error) as caught:
         Tokenizer(changed(mini, **changes))
     assert message in str(caught.value)
+
+
+def test_a_damaged_vocabulary_is_refused_or_still_encodes(tmp_path: Path) -> None:
+    whole = (GOLDEN / "mini-q4_0.gguf").read_bytes()
+    draw, path = random.Random(1), tmp_path / "x.gguf"
+    for _ in range(200):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            content[draw.randrange(900, 5000)] = draw.choice((0, 1, 32, 128, 255))
+        path.write_bytes(content)
+        try:
+            tokenizer = Tokenizer.from_gguf(path)
+        except CheckpointError:
+            continue
+        assert all(0 <= i < 128 for i in tokenizer.encode("the <s> 12\n", parse_special=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,20 @@ def test_eos_is_the_union_of_all_that_end_generation() -> None:
         "tokenizer.ggml.eom_token_id": 3,
     }
     assert eos_token_ids(metadata) == (1, 3)
+
+
+def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path) -> None:
+    whole = (GOLDEN / "gguf_q4_0" / "mini-q4_0.gguf").read_bytes()
+    draw, path, refused = random.Random(1), tmp_path / "x.gguf", 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            content[draw.randrange(4, 6000)] = draw.choice((0, 1, 128, 255))
+        path.write_bytes(content)
+        try:
+            with GGUFCheckpoint(path) as checkpoint:
+                sizes = {name: checkpoint.read(name).shape for name in checkpoint.names()}
+            assert sizes["embed"] == (128, 128)
+        except CheckpointError:
+            refused += 1
+    assert 100 < refused < 300

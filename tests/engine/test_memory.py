@@ -1,0 +1,61 @@
+"""The memory planner: pure, monotonic, never refuses a long context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.engine.errors import MemoryPlanError
+from appliance.engine.memory import MemoryPlan, plan_memory
+
+
+def plan(**changes: Any) -> MemoryPlan:
+    given: dict[str, Any] = {
+        "free_bytes": 2**34,
+        "block_bytes": 2**20,
+        "block_size": 16,
+        "model_context_len": 8192,
+        "max_model_len": None,
+        "max_num_seqs": 64,
+        "kv_cache_memory_bytes": None,
+    }
+    return plan_memory(**{**given, **changes})
+
+
+def test_ample_memory_serves_the_models_context() -> None:
+    assert plan() == MemoryPlan(num_blocks=4096, max_model_len=8192, note="")
+
+
+def test_a_context_larger_than_the_pool_is_served_as_far_as_the_pool_goes() -> None:
+    got = plan(kv_cache_memory_bytes=100 * 2**20)
+    assert (got.num_blocks, got.max_model_len) == (100, 1600)
+    assert "1600" in got.note
+    assert "8192" in got.note
+
+
+def test_asking_for_more_than_the_model_has_is_said() -> None:
+    got = plan(max_model_len=10_000)
+    assert got.max_model_len == 8192
+    assert "10000" in got.note
+
+
+def test_no_more_blocks_than_all_sequences_could_fill() -> None:
+    assert plan(max_num_seqs=2, max_model_len=160).num_blocks == 20
+
+
+@pytest.mark.parametrize("size", [2**20, 2**40])
+def test_a_pool_that_cannot_be_is_refused_with_both_numbers(size: int) -> None:
+    with pytest.raises(MemoryPlanError, match=r"MiB.*MiB"):
+        plan(kv_cache_memory_bytes=size)
+
+
+@given(st.integers(2**23, 2**36), st.integers(2**23, 2**36), st.integers(16, 9000), st.integers(16, 9000))
+def test_more_memory_and_shorter_contexts_never_fit_worse(a: int, b: int, long: int, short: int) -> None:
+    (less, more), (short, long) = sorted((a, b)), sorted((long, short))
+    small, big = plan(free_bytes=less, max_model_len=long), plan(free_bytes=more, max_model_len=long)
+    assert big.num_blocks >= small.num_blocks
+    assert big.max_model_len >= small.max_model_len
+    assert plan(free_bytes=less, max_model_len=short).max_model_len >= min(short, small.max_model_len)
