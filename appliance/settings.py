@@ -16,6 +16,8 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from appliance.engine.config import EngineConfig
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -57,6 +59,11 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     download_dir: Path = Path(platformdirs.user_data_dir("appliance")) / "models"
     config_dir: Path = Path(platformdirs.user_config_dir("appliance"))
+
+    def engine_config(self, model_path: Path) -> EngineConfig:
+        """The settings that an engine for this model file is started with."""
+        names = set(EngineConfig.__struct_fields__) - {"model_path"}
+        return EngineConfig(model_path=str(model_path), **self.model_dump(include=names))
 
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 
 import psutil
@@ -15,6 +16,8 @@ from appliance.engine.scheduler import Scheduler, SchedulerLimits
 from appliance.engine.stats import EngineStats
 from appliance.engine.types import ErrorInfo, Request, Sequence, StepPlan, TokenEvent
 from appliance.kernels import native
+
+log = logging.getLogger("appliance.engine")
 
 
 class Engine:
@@ -93,10 +96,13 @@ class Engine:
     def run(self, plan: StepPlan) -> list[TokenEvent]:
         """Run a planned step. If it fails, the requests with rows in it end with an error and the engine goes on."""
         try:
-            events = self.scheduler.commit(plan, self._runner.run(plan)) if plan.rows else []
-        except (RuntimeError, MemoryError) as error:
-            info = ErrorInfo("step_failed", f"the step failed: {error}")
+            result = self._runner.run(plan)
+        except Exception as error:
+            log.exception("a step failed; the requests in it end with an error")
+            info = ErrorInfo("step_failed", f"the step failed: {error or type(error).__name__}")
             events = [event for row in plan.rows if (event := self._end(row.request_id, "error", info))]
+        else:
+            events = self.scheduler.commit(plan, result)
         self._steps_total += 1
         self._generated_tokens_total += sum(len(event.token_ids) for event in events)
         return events
@@ -128,7 +134,8 @@ class Engine:
         seq = self.scheduler.find(request_id)
         if seq is None:
             return None
-        self.scheduler.kv.forget(seq) if error else None
+        if error is not None:
+            self.scheduler.kv.forget(seq)
         self.scheduler.remove(seq)
         return TokenEvent(
             request_id=request_id, finish_reason=reason, num_cached_tokens=seq.num_cached, error=error

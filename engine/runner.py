@@ -32,8 +32,10 @@ class Runner:
         self._block_size = block_size
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a plan of at least one row."""
-        assert not plan.copies, "this memory has one tier"
+        """Run a plan. This memory has one tier, so the plan has no copies."""
+        assert not plan.copies
+        if not plan.rows:
+            return StepResult(())
         logits = self._executor.run(build_batch(plan, self._block_size))
         wanted = [index for index, row in enumerate(plan.rows) if row.wants_logits]
         ids, failed = sample(logits, [plan.rows[index] for index in wanted])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -59,13 +59,15 @@ class ChatClient:
         except httpx.TransportError:
             return False
 
-    def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
+    def answer(
+        self, model: str, temperature: float | None, messages: list[Message]
+    ) -> Generator[str, None, None]:
         """The pieces of an answer as they come.
 
         Raises:
             ChatError: with the daemon's message.
         """
-        body = {"model": model, "messages": messages, "stream": True}
+        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.status_code != 200:

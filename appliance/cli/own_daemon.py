@@ -28,7 +28,9 @@ def own_daemon(settings: Settings) -> Iterator[ChatClient]:
         ChatError: it could not be started, with what it said.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "appliance.cli.main", "serve", settings.model]
+    # `-m` would import from the working directory, which is kept for the sake of relative paths.
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *safe_path, "-m", "appliance.cli.main", "serve", settings.model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--drain-timeout", "0"]
     command += ["--download-dir", str(settings.download_dir), "--config-dir", str(settings.config_dir)]
     with tempfile.TemporaryFile() as said:

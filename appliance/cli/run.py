@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,12 +17,15 @@ from appliance.settings import Settings, load_settings
 if TYPE_CHECKING:
     from appliance.cli.chat import ChatClient, Message
 
+    Ask = Callable[[list[Message]], Generator[str, None, None]]
+
 INTERRUPTED = 130
 READER_GONE = 141
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A model's name, or a .gguf file.")]
 Question = Annotated[str | None, typer.Argument(metavar="QUESTION", help="Answer this and exit.")]
 Url = Annotated[str | None, typer.Option("--url", help="The daemon to ask, if not the configured one.")]
 System = Annotated[str | None, typer.Option("--system", help="How the model shall behave.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is the likeliest answer.")]
 HELP = "Ctrl-C ends an answer, /clear forgets what was said, /bye or Ctrl-D leaves."
 
 
@@ -30,6 +34,7 @@ def run(
     question: Question = None,
     url: Url = None,
     system: System = None,
+    temperature: Temperature = None,
 ) -> None:
     """Chat with a model. Asks the running daemon, or starts one for as long as this lasts.
 
@@ -40,10 +45,12 @@ def run(
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     try:
         with _connected(settings, model, url) as (client, name):
+            ask = partial(client.answer, name, temperature)
             if prompt is None:
-                _converse(client, name, history)
+                note(f"{name}. {HELP}")
+                _converse(ask, history)
             else:
-                _print_answer(client, name, [*history, {"role": "user", "content": prompt}])
+                _print_answer(ask([*history, {"role": "user", "content": prompt}]))
     except KeyboardInterrupt:
         sys.stdout.write("\n")
         raise typer.Exit(INTERRUPTED) from None
@@ -117,20 +124,19 @@ def _configured_url(settings: Settings) -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def _print_answer(client: ChatClient, model: str, messages: list[Message]) -> None:
-    for piece in client.answer(model, messages):
+def _print_answer(pieces: Iterator[str]) -> None:
+    for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
-def _converse(client: ChatClient, model: str, history: list[Message]) -> None:
+def _converse(ask: Ask, history: list[Message]) -> None:
     from appliance.cli.chat import ChatError
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() a line editor
-    note(f"{model}. {HELP}")
     start = list(history)
     while True:
         line = _read_line()
@@ -143,7 +149,7 @@ def _converse(client: ChatClient, model: str, history: list[Message]) -> None:
         elif line:
             history.append({"role": "user", "content": line})
             try:
-                history.append({"role": "assistant", "content": _answer(client, model, history)})
+                history.append({"role": "assistant", "content": _answer(ask(history))})
             except ChatError as error:
                 history.pop()
                 note(f"error: {error}")
@@ -161,10 +167,9 @@ def _read_line() -> str | None:
         return ""
 
 
-def _answer(client: ChatClient, model: str, history: list[Message]) -> str:
-    """Print the answer to `history` as it comes; Ctrl-C ends it where it is, and what was said counts."""
+def _answer(pieces: Generator[str, None, None]) -> str:
+    """Print an answer as it comes; Ctrl-C ends it where it is, and what was said counts."""
     said = ""
-    pieces = client.answer(model, history)
     try:
         for piece in pieces:
             said += piece

@@ -85,6 +85,8 @@ async def serve(
             server_header=False,
             lifespan="off",
             ws="none",
+            # Longer than clients keep idle connections, so that none is closed just as a request is sent on it.
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=int(FAREWELL_S),
         )
     )

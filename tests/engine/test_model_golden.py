@@ -1,0 +1,78 @@
+"""Logits against transformers, on checkpoints made by other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from appliance.engine.batch import build_batch
+from appliance.engine.decoder import build_program
+from appliance.engine.errors import UnsupportedModelError
+from appliance.engine.executors import TorchExecutor
+from appliance.engine.families import read_spec
+from appliance.engine.types import PlanRow, SamplingParams, StepPlan
+from appliance.engine.weights import ModelWeights
+from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.quant.gguf.checkpoint import GGUFCheckpoint
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODELS = ["gguf_f16", "gguf_bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1"]
+
+
+def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
+    (path,) = folder.glob("*.gguf")
+    with GGUFCheckpoint(path) as checkpoint:
+        weights = ModelWeights(checkpoint)
+        spec = read_spec(checkpoint.metadata, weights.names)
+        group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
+        executor = TorchExecutor(build_program(spec), spec, weights, KVLayout((group,), 16), dense_bytes)
+    executor.attach_pools(16)
+    return executor
+
+
+def logits_at(executor: TorchExecutor, ids: list[int], start: int, stop: int) -> torch.Tensor:
+    """Logits after token stop - 1, computing tokens start … stop - 1 in blocks 5, 3, 9, …"""
+    row = PlanRow("r", tuple(ids[start:stop]), start, ((5, 3, 9, 0),), True, SamplingParams(), 0)
+    return executor.run(build_batch(StepPlan(1, (row,)), 16))[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_every_position_agree_with_transformers(name: str) -> None:
+    folder = GOLDEN / name
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["input_ids"][0].tolist()
+    executor = load(folder)
+    got = torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
+    # Both compute in float32; what is left is the order of sums over at most 256 terms, a dozen times over.
+    scale = expected["logits"].abs().max()
+    assert (got - expected["logits"][0]).abs().max() < 16 * torch.finfo(torch.float32).eps * 256**0.5 * scale
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_and_packed_weights_give_the_same_bits(name: str) -> None:
+    ids = json.loads((GOLDEN / name / "meta.json").read_text())["tokenizer_probe"]["ids"]
+    executor, packed = load(GOLDEN / name), load(GOLDEN / name, dense_bytes=0)
+    whole = logits_at(executor, ids, 0, len(ids))
+    for start in (0, 1, 16, 29):
+        logits_at(executor, ids, 0, start) if start else None
+        assert torch.equal(logits_at(executor, ids, start, len(ids)), whole), start
+    assert torch.equal(logits_at(packed, ids, 0, len(ids)), whole)
+    assert packed.weight_bytes <= executor.weight_bytes
+
+
+def test_rope_scaling_and_other_architectures_are_refused_by_name() -> None:
+    (path,) = (GOLDEN / "gguf_f16").glob("*.gguf")
+    with GGUFCheckpoint(path) as checkpoint:
+        metadata, names = checkpoint.metadata, frozenset(checkpoint.names())
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama"):
+        read_spec({**metadata, "general.architecture": "mamba"}, names)
+    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.type is 'yarn'"):
+        read_spec({**metadata, "llama.rope.scaling.type": "yarn"}, names)
+    with pytest.raises(UnsupportedModelError, match="expert_count"):
+        read_spec({**metadata, "llama.expert_count": 8}, names)
+    with pytest.raises(UnsupportedModelError, match=r"block_count is -3"):
+        read_spec({**metadata, "llama.block_count": -3}, names)
