@@ -155,13 +155,17 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Mapping):
-        raise ParameterError("prompts", "prompts as dictionaries are not supported; give texts or lists of token ids")
+        raise ParameterError(
+            "prompts", "prompts as dictionaries are not supported; give texts or lists of token ids"
+        )
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [items]  # type: ignore[list-item]  # one prompt of token ids
     for item in items:
         if not isinstance(item, str) and not all(isinstance(token, int) for token in item):  # type: ignore[union-attr]
-            raise ParameterError("prompts", f"a prompt is {type(item).__name__}, expected a text or token ids")
+            raise ParameterError(
+                "prompts", f"a prompt is {type(item).__name__}, expected a text or token ids"
+            )
     return items  # type: ignore[return-value]  # each item was checked
 
 
@@ -172,6 +176,7 @@ def _per_prompt(
         return [params or SamplingParams()] * num_prompts
     if len(params) != num_prompts:
         raise ParameterError(
-            "sampling_params", f"{len(params)} sampling parameters for {num_prompts} prompts, expected one each"
+            "sampling_params",
+            f"{len(params)} sampling parameters for {num_prompts} prompts, expected one each",
         )
     return params

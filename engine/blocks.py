@@ -103,11 +103,17 @@ class BlockPool:
         for block_id in chain.from_iterable(tables):
             refs[block_id] += 1
         for block in self._blocks:
-            assert block.refs == refs[block.id], f"block {block.id}: {block.refs} references, {refs[block.id]} in tables"
+            assert block.refs == refs[block.id], (
+                f"block {block.id}: {block.refs} references, {refs[block.id]} in tables"
+            )
             places = (block.refs > 0) + (block.id in self._free) + (block.id in self._cached)
             assert places == 1, f"block {block.id} is in {places} of used, free and cached"
-            assert (block.id in self._cached) <= (block.hash is not None), f"cached block {block.id} has no hash"
-            assert block.hash is None or self._by_hash[block.hash] == block.id, f"block {block.id} is not findable"
+            assert (block.id in self._cached) <= (block.hash is not None), (
+                f"cached block {block.id} has no hash"
+            )
+            assert block.hash is None or self._by_hash[block.hash] == block.id, (
+                f"block {block.id} is not findable"
+            )
         assert len(self._by_hash) == sum(block.hash is not None for block in self._blocks)
 
     def _take(self) -> int:

@@ -1,4 +1,4 @@
-"""`Engine`: one loaded model and its step loop. The offline API drives it in-process, a worker drives it for the daemon."""
+"""`Engine`: one loaded model and its step loop, driven in-process by the offline API and by a worker for the daemon."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class KVCache:
             pool.check(seq.tables[group] for seq in living if seq.tables)
         for seq in living:
             for table in seq.tables:
-                assert len(table) * self.block_size >= seq.num_computed, f"{seq.id} computed more than it holds"
+                assert len(table) * self.block_size >= seq.num_computed, (
+                    f"{seq.id} computed more than it holds"
+                )
 
     def _take(self, seq: Sequence, count: int) -> None:
         for pool, table in zip(self.pools, seq.tables, strict=True):

@@ -70,8 +70,9 @@ def plan_memory(
 def _note(served: int, asked: int | None, model_context_len: int) -> str:
     if asked is not None and asked > model_context_len:
         return f"max_model_len asks for {asked} tokens, the model was made for {model_context_len}: serving {served}"
-    if served < min(asked or model_context_len, model_context_len):
-        return f"the KV pool holds {served} tokens: serving a context of {served} instead of {asked or model_context_len}"
+    wanted = asked or model_context_len
+    if served < wanted:
+        return f"the KV pool holds {served} tokens: serving a context of {served} instead of {wanted}"
     return ""
 
 

@@ -60,7 +60,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not 0.0 < self.top_p <= 1.0:
             raise ParameterError("top_p", f"top_p is {self.top_p}, expected more than 0 and at most 1")
         if self.top_k < -1:
-            raise ParameterError("top_k", f"top_k is {self.top_k}, expected -1 or 0 (all) or a positive count")
+            raise ParameterError(
+                "top_k", f"top_k is {self.top_k}, expected -1 or 0 (all) or a positive count"
+            )
         if not 0.0 <= self.min_p <= 1.0:
             raise ParameterError("min_p", f"min_p is {self.min_p}, expected 0 to 1")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
@@ -68,10 +70,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ParameterError("max_tokens", f"max_tokens is {self.max_tokens}, expected at least 1")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise ParameterError("stop", f"{len(self.stop)} stop strings, expected at most {MAX_STOP_STRINGS}")
+            raise ParameterError(
+                "stop", f"{len(self.stop)} stop strings, expected at most {MAX_STOP_STRINGS}"
+            )
         for text in self.stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise ParameterError("stop", f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters")
+                raise ParameterError(
+                    "stop", f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters"
+                )
         if any(token < 0 for token in self.stop_token_ids):
             raise ParameterError("stop_token_ids", "stop_token_ids must not be negative")
 

@@ -53,7 +53,9 @@ class Worker:
                         self._engine.add(request)
                     except EngineError as error:
                         info = ErrorInfo(error.code, str(error))
-                        self._send_events([TokenEvent(request_id=request.id, finish_reason="error", error=info)])
+                        self._send_events(
+                            [TokenEvent(request_id=request.id, finish_reason="error", error=info)]
+                        )
                 case protocol.Abort(request_id):
                     event = self._engine.abort(request_id)
                     self._send_events([event] if event else [])

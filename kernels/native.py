@@ -42,4 +42,3 @@ def describe() -> str:
     """One line for people: what the native library offers on this machine, or why there is none."""
     name = isa()
     return f"native library: built, {name}" if name else NOT_BUILT
-

@@ -22,7 +22,9 @@ assert out[0].outputs[0].token_ids and "site-packages" in __import__("appliance"
 def build_wheel(repo_root: Path, out: Path, **environment: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += [f"--config-settings=build-dir={out / 'build'}", str(repo_root)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = out.glob("appliance-*.whl")
     return wheel
@@ -50,22 +52,30 @@ def test_the_wheel_holds_the_package_and_no_sources_of_the_library(native_wheel:
     assert "appliance/engine/scheduler.py" in names
     assert "appliance/models.toml" in names
     assert not [name for name in names if name.endswith((".cpp", "CMakeLists.txt"))]
-    assert not [name for name in names if name.split("/")[0] in {"engine", "kernels", "quant", "tui", "tests"}]
+    assert not [
+        name for name in names if name.split("/")[0] in {"engine", "kernels", "quant", "tui", "tests"}
+    ]
 
 
 def test_the_installed_wheel_runs(native_wheel: Path, golden: Path, tmp_path: Path) -> None:
     scripts = install(native_wheel, tmp_path / "env")
-    version = subprocess.run([scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True)
+    version = subprocess.run(
+        [scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True
+    )
     assert "native library: built" in version.stdout
     code = GENERATE.format(model=str(golden / "gguf_q4_1" / "mini-q4_1.gguf"))
     subprocess.run([scripts / "python", "-c", code], cwd="/", check=True)
 
 
-def test_without_a_compiler_it_installs_runs_and_says_so(repo_root: Path, golden: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_it_installs_runs_and_says_so(
+    repo_root: Path, golden: Path, tmp_path: Path
+) -> None:
     wheel = build_wheel(repo_root, tmp_path / "pure", CC="/no/such/cc", CXX="/no/such/c++")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     scripts = install(wheel, tmp_path / "env")
-    version = subprocess.run([scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True)
+    version = subprocess.run(
+        [scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True
+    )
     assert "not built (no C++ compiler at install)" in version.stdout
     code = GENERATE.format(model=str(golden / "gguf_q4_1" / "mini-q4_1.gguf"))
     subprocess.run([scripts / "python", "-c", code], cwd="/", check=True)

@@ -113,4 +113,6 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 def test_package_files_only_hand_names_on(layer: str) -> None:
     for path in (ROOT / layer).rglob("__init__.py"):
         for node in ast.parse(path.read_text()).body:
-            assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), f"{path} does more than hand names on"
+            assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), (
+                f"{path} does more than hand names on"
+            )

@@ -89,6 +89,8 @@ def _connected(settings: Settings, model: str | None, url: str | None) -> Iterat
         if served:
             note(f"the daemon at {client.base_url} serves {', '.join(served)}; starting one for {wanted}")
     name = ensure_model(settings).name
+    if sys.stderr.isatty():
+        note(f"loading {name}")
     with own_daemon(settings) as own:
         yield own, settings.served_model_name or name
 
@@ -98,10 +100,10 @@ def _served(client: ChatClient, must_answer: bool) -> list[str]:
 
     try:
         served = client.models()
-    except ChatError:
+    except ChatError as error:
         if must_answer:
             raise
-        # Some other program has the port: ours can have another one.
+        note(f"{error}; starting a daemon of our own")
         return []
     if served is None and must_answer:
         raise ChatError(f"nothing answers at {client.base_url}")

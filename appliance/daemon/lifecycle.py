@@ -85,7 +85,7 @@ async def serve(
             server_header=False,
             lifespan="off",
             ws="none",
-            # Longer than clients keep idle connections, so that none is closed just as a request is sent on it.
+            # Longer than clients keep idle connections: none is to be closed just as a request comes.
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(FAREWELL_S),
         )

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -98,7 +99,8 @@ class WorkerProcess:
         if self._incoming is None:
             self._incoming = asyncio.ensure_future(self._socket.recv())
         incoming = self._incoming
-        await asyncio.wait({incoming, self._ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {incoming, self._ended}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not incoming.done() and self._ended.done():
             await asyncio.wait({incoming}, timeout=LAST_WORDS_S)
         if incoming.done():

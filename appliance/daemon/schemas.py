@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -112,13 +112,12 @@ class CompletionBody(GenerationBody):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """One prompt per choice."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_] as ids:
-                return [ids]  # type: ignore[list-item]
-            case prompts:
-                return prompts  # type: ignore[return-value]
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [cast("list[int]", prompt)]
+        return cast("list[str] | list[list[int]]", prompt)
 
 
 def parse_chat(body: bytes) -> ChatBody:

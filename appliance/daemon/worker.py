@@ -130,7 +130,10 @@ class WorkerHandle:
         self._context.term()
 
     async def _launch(self) -> EngineInfo:
-        process = await WorkerProcess.launch(self._context, self._config)
+        try:
+            process = await WorkerProcess.launch(self._context, self._config)
+        except OSError as error:
+            raise WorkerUnavailableError(f"the engine worker could not be started: {error}") from error
         try:
             info = await _await_ready(process)
         except BaseException:
@@ -146,6 +149,14 @@ class WorkerHandle:
         return info
 
     async def _supervise(self) -> None:
+        try:
+            await self._keep_one_alive()
+        except Exception:
+            # A bug of ours. Requests must hear of it all the same, instead of waiting for ever.
+            log.exception("the supervision of the engine worker failed")
+            self.refuse("the supervision of the engine worker failed; restart the daemon, its log says more")
+
+    async def _keep_one_alive(self) -> None:
         while True:
             if self._process is not None:
                 await self._listen(self._process)

@@ -63,10 +63,14 @@ class TorchExecutor:
         self._cos, self._sin = rope_table(spec.context_len, spec.rotary_dim, spec.rope_theta)
         self._matrices: dict[tuple[str, ...], _Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
-        self._embeddings = {op.weight: weights.read(op.weight) for op in program.ops if isinstance(op, ops.Embed)}
+        self._embeddings = {
+            op.weight: weights.read(op.weight) for op in program.ops if isinstance(op, ops.Embed)
+        }
         for op in program.ops:
             if isinstance(op, ops.Linear):
-                self._matrices[op.weights], dense_bytes = self._prepare(weights.linear(op.weights), dense_bytes)
+                self._matrices[op.weights], dense_bytes = self._prepare(
+                    weights.linear(op.weights), dense_bytes
+                )
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
         self._buffers: dict[str, torch.Tensor] = {}
@@ -123,7 +127,8 @@ class TorchExecutor:
         """Queries, keys and values of a qkv buffer as views [rows, heads, head_dim]."""
         spec = self._spec
         heads = self._buffers[qkv].view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-        return heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)  # type: ignore[return-value]
+        first_v = spec.num_heads + spec.num_kv_heads
+        return heads[:, : spec.num_heads], heads[:, spec.num_heads : first_v], heads[:, first_v:]
 
     def _rope(self, op: ops.Rope, batch: Batch) -> None:
         q, k, _ = self._heads(op.qkv)

@@ -13,7 +13,9 @@ def llama_from_gguf(metadata: Mapping[str, Any], weight_names: frozenset[str]) -
     """Read the `llama.*` keys of a GGUF file."""
     scaling = metadata.get("llama.rope.scaling.type", "none")
     if scaling != "none":
-        raise UnsupportedModelError(f"llama.rope.scaling.type is {scaling!r}; only models without rope scaling run")
+        raise UnsupportedModelError(
+            f"llama.rope.scaling.type is {scaling!r}; only models without rope scaling run"
+        )
     if metadata.get("llama.expert_count", 0):
         raise UnsupportedModelError("llama.expert_count is set; mixtures of experts are not supported")
     heads = _integer(metadata, "llama.attention.head_count")

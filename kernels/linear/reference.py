@@ -65,4 +65,5 @@ def _try_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
         result = torch.mm(row.expand(size, -1).contiguous(), weight_t)
         if bool((result == result[0]).all()):
             agreeing[result[0].numpy().tobytes()].append(size)
-    return tuple(max(agreeing.values(), key=lambda sizes: (len(sizes), sizes[-1])))
+    _, sizes = max((len(sizes), sizes) for sizes in agreeing.values())
+    return tuple(sizes)

@@ -78,7 +78,9 @@ def paged_attention(
     lanes = tile * group
     queries = (q * scale)[query_rows].view(items, tile, kv_heads, group, head_dim)
     queries = queries.transpose(1, 2).reshape(items * kv_heads, lanes, head_dim)
-    positions = query_positions.repeat_interleave(group, dim=1).repeat_interleave(kv_heads, dim=0).unsqueeze(-1)
+    positions = (
+        query_positions.repeat_interleave(group, dim=1).repeat_interleave(kv_heads, dim=0).unsqueeze(-1)
+    )
     # Each (block, layer, k or v, kv head) is one contiguous row of the pool.
     rows = pool.view(-1, block_size * head_dim)
     first = (tables.unsqueeze(1) * num_layers + layer) * 2 * kv_heads + torch.arange(kv_heads).view(1, -1, 1)

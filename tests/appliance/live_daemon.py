@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -49,11 +50,11 @@ class LiveDaemon:
     """A started daemon; `url` is known once it is ready."""
 
     def __init__(self, models_dir: Path, home: Path, **settings: Any) -> None:
-        settings = {"kv_cache_memory_bytes": 300 * BLOCK_BYTES, "max_model_len": 512, **settings}
+        settings = {"kv_cache_memory_bytes": 300 * BLOCK_BYTES, "max_model_len": 512, "port": 0, **settings}
         self._out, self._err = home / "stdout", home / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command("serve", MODEL, "--port", "0"),
+                command("serve", MODEL),
                 cwd=home,
                 env=environment(models_dir, home, **settings),
                 stdin=subprocess.DEVNULL,
@@ -112,6 +113,18 @@ class LiveDaemon:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
+
+
+def freed_within_s(daemon: LiveDaemon) -> float:
+    """How soon the blocks of a request whose client left must be free: a second, and the step that was under way.
+
+    On a machine that is busy with other things a step may take long; so it is measured.
+    """
+    moments = []
+    api = daemon.openai()
+    for _ in api.completions.create(model=MODEL, prompt="1, 2, 3,", max_tokens=6, stream=True):
+        moments.append(time.monotonic())
+    return 1.0 + 2 * max(after - before for before, after in itertools.pairwise(moments))
 
 
 @contextlib.contextmanager

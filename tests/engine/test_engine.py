@@ -14,7 +14,10 @@ from appliance.engine.errors import ContextLengthError, MemoryPlanError, Paramet
 from appliance.engine.types import Request, SamplingParams
 
 BLOCK_BYTES = 1 * 2 * 2 * 16 * 32 * 4  # layers · (k, v) · kv heads · tokens · head_dim · float32
-PROMPTS = [[5 + (7 * p + i * (p + 3)) % 120 for i in range(length)] for p, length in enumerate((3, 40, 17, 65, 1, 33))]
+PROMPTS = [
+    [5 + (7 * p + i * (p + 3)) % 120 for i in range(length)]
+    for p, length in enumerate((3, 40, 17, 65, 1, 33))
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,9 @@ def run(engine: Engine, prompts: list[list[int]], **sampling: Any) -> list[tuple
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}])
 def test_text_alone_is_the_text_in_any_company(model: str, sampling: dict[str, Any]) -> None:
-    alone = [run(start(model, enable_prefix_caching=False), [prompt], **sampling)[0] for prompt in PROMPTS[:1]]
+    alone = [
+        run(start(model, enable_prefix_caching=False), [prompt], **sampling)[0] for prompt in PROMPTS[:1]
+    ]
     ample = start(model, enable_prefix_caching=False)
     together = run(ample, PROMPTS, **sampling)
     assert together[0] == alone[0]
@@ -99,7 +104,9 @@ def test_unusable_requests_are_refused_and_nothing_is_queued(model: str) -> None
     engine = start(model, max_model_len=64)
 
     def add(ids: list[int], **sampling: Any) -> None:
-        engine.add(Request(id="x", prompt_ids=tuple(ids), sampling=SamplingParams(**sampling), arrived_at=0.0))
+        engine.add(
+            Request(id="x", prompt_ids=tuple(ids), sampling=SamplingParams(**sampling), arrived_at=0.0)
+        )
 
     with pytest.raises(ContextLengthError, match=r"64 tokens, but this model serves a context of 64"):
         add([5] * 64)

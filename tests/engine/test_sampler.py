@@ -77,7 +77,10 @@ def test_greedy_is_argmax_and_the_first_of_equals() -> None:
 
 def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
     logits = torch.randn(6, VOCAB)
-    rows = [row(seed=s, position=p, temperature=1.0, top_p=0.9) for s, p in ((1, 5), (1, 6), (2, 5), (3, 9), (1, 5), (8, 1))]
+    rows = [
+        row(seed=s, position=p, temperature=1.0, top_p=0.9)
+        for s, p in ((1, 5), (1, 6), (2, 5), (3, 9), (1, 5), (8, 1))
+    ]
     together = sample(logits, rows)[0]
     assert together == [sample(logits[i : i + 1], [rows[i]])[0][0] for i in range(6)]
     assert sample(logits.flip(0), rows[::-1])[0] == together[::-1]

@@ -23,9 +23,13 @@ def make_scheduler(num_blocks: int, *, caching: bool, max_num_seqs: int = 4, bud
     return Scheduler(KVCache((BlockPool(num_blocks, caching=caching),), BLOCK, salt=b"x" * 32), limits)
 
 
-def make_sequence(name: str, prompt: list[int], arrived: float, *, priority: int = 0, max_tokens: int = 6) -> Sequence:
+def make_sequence(
+    name: str, prompt: list[int], arrived: float, *, priority: int = 0, max_tokens: int = 6
+) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens)
-    request = Request(id=name, prompt_ids=tuple(prompt), sampling=sampling, arrived_at=arrived, priority=priority)
+    request = Request(
+        id=name, prompt_ids=tuple(prompt), sampling=sampling, arrived_at=arrived, priority=priority
+    )
     return Sequence(request, list(prompt), seed=0)
 
 
@@ -167,7 +171,9 @@ def test_plans_equal_those_of_a_planner_that_only_counts(
     for step in range(500):
         while pending and pending[0][1][4] <= step:
             index, (length, _, priority, max_tokens, _) = pending.pop(0)
-            scheduler.add(make_sequence(str(index), [1] * length, index, priority=priority, max_tokens=max_tokens))
+            scheduler.add(
+                make_sequence(str(index), [1] * length, index, priority=priority, max_tokens=max_tokens)
+            )
         if not scheduler.has_work and not pending:
             return
         expected = naive_plan(scheduler)

@@ -19,7 +19,9 @@ NUM_BLOCKS = 200
 class Memory:
     """A pool with the keys and values of some sequences in randomly placed blocks, everything else poisoned."""
 
-    def __init__(self, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, block_size: int
+    ) -> None:
         layout = KVLayout((KVGroup((3, 5), kv_heads, head_dim, torch.float32),), block_size)
         self.pool = layout.allocate(0, NUM_BLOCKS)
         self.block_size, self.heads = block_size, heads
@@ -83,7 +85,9 @@ def test_prefill_agrees_with_float64(heads: int, kv_heads: int, head_dim: int, b
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (1, 1, 16)])
-def test_a_row_is_the_same_bits_in_chunks_in_batches_and_alone(heads: int, kv_heads: int, head_dim: int) -> None:
+def test_a_row_is_the_same_bits_in_chunks_in_batches_and_alone(
+    heads: int, kv_heads: int, head_dim: int
+) -> None:
     lengths = [200, 90, 333, 5]
     torch.manual_seed(5)
     memory = Memory(lengths, heads, kv_heads, head_dim, 16)

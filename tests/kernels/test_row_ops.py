@@ -19,7 +19,9 @@ def test_rms_norm_agrees_with_transformers() -> None:
     norm.weight.data.normal_()
     x = torch.randn(7, 100) * 30
     expected = norm(x).detach()
-    assert torch.allclose(rms_norm(x, norm.weight.data, 1e-5), expected, atol=4 * EPS32 * float(expected.abs().max()))
+    assert torch.allclose(
+        rms_norm(x, norm.weight.data, 1e-5), expected, atol=4 * EPS32 * float(expected.abs().max())
+    )
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:
@@ -35,7 +37,10 @@ def test_silu_mul_takes_the_gate_from_the_first_half() -> None:
 @pytest.mark.parametrize("theta", [10_000.0, 100_000.0])
 def test_rope_agrees_with_transformers(theta: float) -> None:
     config = LlamaConfig(
-        hidden_size=64, num_attention_heads=2, head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": theta}
+        hidden_size=64,
+        num_attention_heads=2,
+        head_dim=32,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
     )
     positions = torch.tensor([0, 1, 2, 77, 4095])
     q, k = torch.randn(1, 2, 5, 32), torch.randn(1, 1, 5, 32)

@@ -1,0 +1,87 @@
+"""What the owner can set: names, keys, limits; and the time before the model is loaded."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from live_daemon import MODEL, LiveDaemon, eventually, live_daemon
+
+pytestmark = pytest.mark.starter
+
+HI = [{"role": "user", "content": "Hi"}]
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def kept(starter_models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDaemon]:
+    """A daemon with a key, a name of the owner's and little patience."""
+    settings = {"api_key": "secret", "served_model_name": "house-model", "request_timeout": 1.5}
+    with live_daemon(starter_models_dir, tmp_path_factory.mktemp("kept"), **settings) as daemon:
+        yield daemon
+
+
+def endless(**fields: Any) -> dict[str, Any]:
+    return {"model": "house-model", "messages": HI, "ignore_eos": True, **fields}
+
+
+def test_without_the_key_nothing_but_health_is_told(kept: LiveDaemon) -> None:
+    assert [kept.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 401]
+    refused = kept.post("/v1/chat/completions", endless())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    models = openai.OpenAI(base_url=f"{kept.url}/v1", api_key="secret").models.list()
+    assert [model.id for model in models] == ["house-model"]
+
+
+def test_a_request_that_takes_too_long_is_ended_and_told(kept: LiveDaemon) -> None:
+    began = time.monotonic()
+    whole = kept.post("/v1/chat/completions", endless(), **KEY)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
+    assert 1.4 < time.monotonic() - began < 4
+    streamed = kept.post("/v1/chat/completions", endless(stream=True), **KEY)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().rsplit("\n\n", 1)[1]
+    assert '"code": "request_timeout"' in last
+    assert "[DONE]" not in streamed.text
+
+    def used() -> str:
+        metrics = httpx.get(f"{kept.url}/metrics", headers=KEY).text
+        return next(
+            line for line in metrics.splitlines() if line.startswith('appliance_kv_blocks{state="used"}')
+        )
+
+    assert eventually(lambda: used().endswith(" 0.0"), 1.0)
+
+
+def test_while_the_model_loads_health_answers_and_requests_wait(
+    starter_models_dir: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    daemon = LiveDaemon(starter_models_dir, tmp_path, port=port)
+    try:
+        daemon.url = f"http://127.0.0.1:{port}"
+
+        def is_up() -> bool:
+            try:
+                return daemon.get("/health").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        assert eventually(is_up, 30.0)
+        ready = daemon.get("/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, f"{MODEL} is loading")
+        assert daemon.post("/v1/completions", {"model": "other", "prompt": "Hi"}).status_code == 404
+        answer = daemon.post("/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 1})
+        assert answer.status_code == 200
+        assert daemon.get("/ready").status_code == 200
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()
