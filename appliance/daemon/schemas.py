@@ -116,7 +116,7 @@ class CompletionBody(GenerationBody):
         if isinstance(prompt, str):
             return [prompt]
         if prompt and isinstance(prompt[0], int):
-            return [cast("list[int]", prompt)]
+            return [prompt]
         return cast("list[str] | list[list[int]]", prompt)
 
 

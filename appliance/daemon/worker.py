@@ -163,11 +163,12 @@ class WorkerHandle:
                 await self._bury(self._process)
             await asyncio.sleep(self._backoff.delay_s)
             try:
-                self.restarts += 1
                 await self._launch()
             except WorkerUnavailableError as error:
                 log.error("%s", error)
                 self._note_death(str(error), lived_s=0.0)
+            else:
+                self.restarts += 1
 
     async def _listen(self, process: WorkerProcess) -> None:
         """Hand on what the worker says until it is dead."""

@@ -114,6 +114,17 @@ class LiveDaemon:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
+    def end(self) -> None:
+        """Be gone, whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
 
 def freed_within_s(daemon: LiveDaemon) -> float:
     """How soon the blocks of a request whose client left must be free: a second, and the step that was under way.
@@ -135,6 +146,4 @@ def live_daemon(models_dir: Path, home: Path, **settings: Any) -> Iterator[LiveD
         daemon.wait_until_ready()
         yield daemon
     finally:
-        if daemon.process.poll() is None:
-            daemon.process.kill()
-            daemon.process.wait()
+        daemon.end()

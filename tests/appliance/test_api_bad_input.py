@@ -184,7 +184,8 @@ def _post_raw(daemon: LiveDaemon, rest: bytes) -> bytes:
     host, port = daemon.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + rest)
-        return connection.recv(65536)
+        with connection.makefile("rb") as answer:
+            return answer.read()
 
 
 def test_after_all_this_the_engine_goes_on(daemon: LiveDaemon) -> None:

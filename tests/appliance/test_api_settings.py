@@ -83,5 +83,4 @@ def test_while_the_model_loads_health_answers_and_requests_wait(
         assert answer.status_code == 200
         assert daemon.get("/ready").status_code == 200
     finally:
-        daemon.process.kill()
-        daemon.process.wait()
+        daemon.end()

@@ -77,11 +77,11 @@ def _is_running(daemon: LiveDaemon) -> bool:
 
 
 def test_a_client_that_leaves_its_stream_frees_its_blocks(daemon: LiveDaemon) -> None:
-    assert eventually(daemon.is_idle, 5.0)
+    within_s = freed_within_s(daemon)
+    assert eventually(daemon.is_idle, within_s)
     connection = _send(daemon, stream=True)
     answer = connection.getresponse()
     assert answer.readline().startswith(b"data: ")
-    within_s = freed_within_s(daemon)
     assert eventually(lambda: _is_running(daemon), 5.0)
     answer.close()
     connection.close()
@@ -89,8 +89,8 @@ def test_a_client_that_leaves_its_stream_frees_its_blocks(daemon: LiveDaemon) ->
 
 
 def test_a_client_that_leaves_without_streaming_frees_its_blocks(daemon: LiveDaemon) -> None:
-    assert eventually(daemon.is_idle, 5.0)
     within_s = freed_within_s(daemon)
+    assert eventually(daemon.is_idle, within_s)
     connection = _send(daemon)
     assert eventually(lambda: _is_running(daemon), 10.0)
     connection.close()

@@ -89,5 +89,4 @@ def test_a_signal_while_the_model_loads_ends_cleanly(starter_models_dir: Path, t
         assert not psutil.pid_exists(worker.pid)
         assert "is ready" not in daemon.greeting
     finally:
-        daemon.process.kill()
-        daemon.process.wait()
+        daemon.end()

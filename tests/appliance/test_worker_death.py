@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,7 +12,12 @@ from typing import Any
 
 import openai
 import pytest
-from live_daemon import MODEL, LiveDaemon, eventually, freed_within_s, live_daemon
+from live_daemon import BLOCK_BYTES, MODEL, LiveDaemon, eventually, freed_within_s, live_daemon
+
+from appliance.daemon import worker
+from appliance.daemon.events import EventStream
+from appliance.engine.config import EngineConfig
+from appliance.engine.types import Request, SamplingParams, TokenEvent
 
 pytestmark = pytest.mark.starter
 
@@ -57,3 +64,38 @@ def test_only_the_request_in_the_fatal_step_is_lost(narrow: LiveDaemon) -> None:
     # Totals go on where the dead worker's ended: at least the replayed and the last prompt came on top.
     assert narrow.metric("appliance_prefix_cache_lookup_tokens_total") >= lookups + 2 * 37
     assert narrow.stop() == 0
+
+
+def count_on(name: str, max_tokens: int) -> Request:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(id=name, prompt_ids=(33, 28, 216, 34, 28), sampling=sampling, arrived_at=0.0)
+
+
+async def everything(stream: EventStream) -> tuple[int, TokenEvent]:
+    """How many tokens came, and the terminal event."""
+    events = [event async for event in stream]
+    return sum(len(event.token_ids) for event in events), events[-1]
+
+
+def test_a_hung_worker_is_killed_and_replaced(starter_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "HANG_S", 5.0)
+    monkeypatch.setattr(worker, "WATCH_S", 0.5)
+    memory = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, "max_model_len": 512}
+
+    async def scenario() -> None:
+        handle = worker.WorkerHandle(EngineConfig(model_path=str(starter_model), max_num_seqs=1, **memory))
+        try:
+            await handle.start()
+            running, waiting = handle.submit(count_on("running", 400)), handle.submit(count_on("waiting", 4))
+            assert len((await anext(running)).token_ids) == 1
+            assert handle._process is not None
+            os.kill(handle._process.pid, signal.SIGSTOP)
+            _, end = await everything(running)
+            assert end.error is not None
+            assert (end.finish_reason, end.error.code) == ("error", "worker_died")
+            tokens, end = await everything(waiting)
+            assert (tokens, end.finish_reason, handle.restarts) == (4, "length", 1)
+        finally:
+            await handle.stop()
+
+    asyncio.run(scenario())
