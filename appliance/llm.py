@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from appliance.cli.ensure import ensure_model
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
 from appliance.engine.types import Request, SamplingParams, TokenEvent
+from appliance.pull.ensure import ensure_model
 from appliance.settings import load_settings
 from appliance.text.stream import TextStream
 from appliance.text.tokenizer import Tokenizer

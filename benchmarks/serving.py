@@ -56,7 +56,12 @@ def token_times(client: OpenAI, prompt: list[int], max_tokens: int) -> list[floa
     """Seconds from the request to each frame that brought text."""
     start = time.perf_counter()
     stream = client.completions.create(
-        model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     return [time.perf_counter() - start for chunk in stream if chunk.choices and chunk.choices[0].text]
 
@@ -96,16 +101,30 @@ def main() -> None:
         client = OpenAI(base_url=f"{BASE_URL}/v1", api_key="none", timeout=600)
         decode_speed(client, rng)
         speeds = [decode_speed(client, rng) for _ in range(ROUNDS)]
-        throughput, first, last = map(statistics.median, zip(*(many_streams(client, rng) for _ in range(3)), strict=True))
+        crowds = [many_streams(client, rng) for _ in range(3)]
         starts = [first_token(client, rng) for _ in range(ROUNDS)]
+    throughput, first, last = (statistics.median(figures) for figures in zip(*crowds, strict=True))
+    ratios = [100 * shared / cold for cold, shared in starts]
+    cold, shared = (statistics.median(figures) for figures in zip(*starts, strict=True))
     table = Table("figure", "median", "range or remark")
-    table.add_row("second start: process start to ready", f"{ready:.1f} s", "")
-    table.add_row("one stream, decode", f"{statistics.median(speeds):.1f} tok/s", f"{min(speeds):.1f} to {max(speeds):.1f}")
-    table.add_row(f"{STREAMS} streams, in all", f"{throughput:.0f} tok/s", f"first done {first:.1f} s, last {last:.1f} s")
-    table.add_row("first token, unseen prompt of 1,040", f"{statistics.median(c for c, _ in starts):.2f} s", "")
-    table.add_row("the same with 1,024 tokens seen", f"{statistics.median(s for _, s in starts):.2f} s", "")
-    ratios = [shared / cold for cold, shared in starts]
-    table.add_row("ratio", f"{100 * statistics.median(ratios):.1f} %", f"{100 * min(ratios):.1f} to {100 * max(ratios):.1f} %")
+    rows = [
+        ("second start: process start to ready", f"{ready:.1f} s", ""),
+        (
+            "one stream, decode",
+            f"{statistics.median(speeds):.1f} tok/s",
+            f"{min(speeds):.1f} to {max(speeds):.1f}",
+        ),
+        (
+            f"{STREAMS} streams, in all",
+            f"{throughput:.0f} tok/s",
+            f"first done {first:.1f} s, last {last:.1f} s",
+        ),
+        ("first token, unseen prompt of 1,040", f"{cold:.2f} s", ""),
+        ("the same with 1,024 tokens seen", f"{shared:.2f} s", ""),
+        ("their ratio", f"{statistics.median(ratios):.1f} %", f"{min(ratios):.1f} to {max(ratios):.1f} %"),
+    ]
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from appliance.catalogue import Catalogue, ModelSpec, load_catalogue
-from appliance.cli.console import PullProgress, note, say
+from appliance.cli.console import note, say
 from appliance.names import ModelName, choose
 from appliance.pull.transfer import human_bytes
 from appliance.settings import Settings, load_settings
@@ -20,6 +20,7 @@ from appliance.store import InstalledModel, Store, StoreError, looks_like_path
 
 if TYPE_CHECKING:
     from appliance.pull.install import Pulled
+    from appliance.pull.progress import PullProgress
 
 INTERRUPTED = 130
 
@@ -34,6 +35,9 @@ def pull(
     download_dir: DownloadDir = None,
 ) -> None:
     """Fetch a model of the catalogue, or add a GGUF file that you have."""
+    # Here, because `list` and `show` should not wait for a progress bar.
+    from appliance.pull.progress import PullProgress
+
     settings = load_settings({"download_dir": download_dir})
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
@@ -41,7 +45,7 @@ def pull(
         with PullProgress() as progress:
             pulled = _pull(model, name, copy, settings, progress)
     except KeyboardInterrupt:
-        note(f"interrupted; `appliance pull {model}` takes up from here")
+        note(f"interrupted; `appliance pull {model}` goes on, or starts afresh")
         raise typer.Exit(INTERRUPTED) from None
     manifest = pulled.model.manifest
     if not pulled.is_new:

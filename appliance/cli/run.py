@@ -75,8 +75,8 @@ def _connected(settings: Settings, model: str | None, url: str | None) -> Iterat
     """A client and the name of the model to ask for."""
     # Here, because `appliance list` should not wait for an HTTP client.
     from appliance.cli.chat import ChatClient, ChatError
-    from appliance.cli.ensure import ensure_model
     from appliance.cli.own_daemon import own_daemon
+    from appliance.pull.ensure import ensure_model
 
     with ChatClient(url or _configured_url(settings), settings.api_key) as client:
         served = _served(client, must_answer=url is not None)

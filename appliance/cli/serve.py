@@ -45,9 +45,9 @@ def serve(**flags: Any) -> None:
     settings = load_settings(_given(flags))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     # Here, because `appliance list` should not wait for a web framework.
-    from appliance.cli.ensure import ensure_model
     from appliance.daemon import lifecycle, listener
     from appliance.daemon.worker import WorkerUnavailableError
+    from appliance.pull.ensure import ensure_model
 
     socket_ = listener.bind(settings)
     model = ensure_model(settings)

@@ -17,7 +17,6 @@ from appliance.daemon.app import build_app
 from appliance.daemon.errors import EngineFailure
 from appliance.daemon.state import Daemon, Phase, ServedModel
 from appliance.daemon.worker import WorkerHandle, WorkerUnavailableError
-from appliance.engine.config import EngineConfig
 from appliance.engine.types import ErrorInfo
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
@@ -74,7 +73,7 @@ async def serve(
     """
     signals = Signals()
     daemon = Daemon(settings, model_name)
-    worker = WorkerHandle(engine_config(settings, model_path))
+    worker = WorkerHandle(settings.engine_config(model_path))
     daemon.router.add(model_name, worker)
     server = _Server(
         uvicorn.Config(
@@ -106,19 +105,6 @@ async def serve(
         server.should_exit = True
         await http
         await daemon.router.stop()
-
-
-def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
-    return EngineConfig(
-        model_path=str(model_path),
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        block_size=settings.block_size,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_threads=settings.num_threads,
-    )
 
 
 async def _load(daemon: Daemon, worker: WorkerHandle, path: Path) -> ServedModel:

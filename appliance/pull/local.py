@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from appliance.engine.errors import UnsupportedModelError
+from appliance.engine.families import read_spec
 from appliance.names import ModelName
 from appliance.pull.install import MODEL_FILE, Pulled, install, installed_as, name_taken, now
 from appliance.pull.transfer import Progress, PullError, require_space, sha256_of, write_verified
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.file import GGUFFile
+from appliance.quant.gguf.supported import ARCHITECTURES, TENSOR_TYPES
 from appliance.store import InstalledModel, Manifest, Store, model_file
-
-# What can be run now, by the names GGUF uses; the readers in `quant` have the last word, and a test compares.
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-TENSOR_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
-
 
 _REMEDY = "choose another name with --name, or remove that one first"
 
@@ -28,7 +25,7 @@ class Description:
 
     Attributes:
         architecture: as the catalogue writes it: "LlamaForCausalLM".
-        context: tokens; 0 where the file does not say.
+        context: tokens.
         license: "" where the file does not say.
         size: bytes.
     """
@@ -54,9 +51,6 @@ def describe(path: Path) -> Description:
                 nbytes[tensor.type.name] = nbytes.get(tensor.type.name, 0) + tensor.nbytes
     except (CheckpointError, OSError) as error:
         raise PullError(f"{path} cannot be used: {error}") from None
-    kind = metadata.get("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise PullError(f"{path} has the architecture {kind!r}; what can be run: {', '.join(ARCHITECTURES)}")
     parts = metadata.get("split.count", 1)
     if parts not in (0, 1):
         raise PullError(f"{path} is one of {parts} parts; merge them into one file first (gguf-split)")
@@ -64,10 +58,14 @@ def describe(path: Path) -> Description:
     if unread or not nbytes:
         found = f"tensors of type {', '.join(unread)}" if unread else "no tensors"
         raise PullError(f"{path} has {found}; what can be run: {', '.join(TENSOR_TYPES)}")
+    try:
+        spec = read_spec(metadata, frozenset())
+    except (UnsupportedModelError, CheckpointError) as error:
+        raise PullError(f"{path} cannot be run: {error}") from None
     return Description(
-        architecture=ARCHITECTURES[kind],
+        architecture=ARCHITECTURES[spec.architecture],
         format=f"GGUF {max(nbytes, key=lambda name: nbytes[name])}",
-        context=_integer(metadata.get(f"{kind}.context_length")),
+        context=spec.context_len,
         license=str(metadata.get("general.license") or ""),
         size=path.stat().st_size,
     )
@@ -156,7 +154,3 @@ def _same_bytes(installed: InstalledModel, file: Path, size: int) -> bool:
         return False
     with file.open("rb") as source:
         return sha256_of(source) == installed.manifest.sha256
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

@@ -7,41 +7,62 @@ from typing import Any
 
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.spec import DecoderSpec
+from appliance.quant.gguf import metadata as meta
+
+# Every `llama.*` key that is understood; any other might change what the model computes.
+_READ = {
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+    "llama.attention.key_length",
+    "llama.attention.layer_norm_rms_epsilon",
+    "llama.attention.value_length",
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.rope.dimension_count",
+    "llama.rope.freq_base",
+    "llama.vocab_size",
+}
+# Keys with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "llama.attention.causal": (True,),
+    "llama.expert_count": (0,),
+    "llama.expert_used_count": (0,),
+    "llama.rope.scaling.type": ("none",),
+}
 
 
 def llama_from_gguf(metadata: Mapping[str, Any], weight_names: frozenset[str]) -> DecoderSpec:
-    """Read the `llama.*` keys of a GGUF file."""
-    scaling = metadata.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise UnsupportedModelError(
-            f"llama.rope.scaling.type is {scaling!r}; only models without rope scaling run"
-        )
-    if metadata.get("llama.expert_count", 0):
-        raise UnsupportedModelError("llama.expert_count is set; mixtures of experts are not supported")
-    heads = _integer(metadata, "llama.attention.head_count")
-    hidden = _integer(metadata, "llama.embedding_length")
-    head_dim = _integer(metadata, "llama.attention.key_length", hidden // heads)
-    if _integer(metadata, "llama.attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError("keys and values of different head sizes are not supported")
+    """Read the `llama.*` keys of a GGUF file.
+
+    Raises:
+        UnsupportedModelError: a key that is not understood, or asks for what is not supported.
+        CheckpointError: a key is missing or mistyped.
+    """
+    for key, value in metadata.items():
+        if key.startswith("llama.") and key not in _READ and value not in _NEUTRAL.get(key, ()):
+            raise UnsupportedModelError(f"{key} is {value!r}, which is not supported")
+    heads = meta.positive(metadata, "llama.attention.head_count")
+    hidden = meta.positive(metadata, "llama.embedding_length")
+    head_dim = meta.positive(metadata, "llama.attention.key_length", hidden // heads)
+    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        if meta.positive(metadata, key, head_dim) != head_dim:
+            raise UnsupportedModelError(
+                f"{key} is {metadata[key]}; supported is the head size, {head_dim}, alone"
+            )
     return DecoderSpec(
         architecture="llama",
-        vocab_size=_integer(metadata, "llama.vocab_size", len(metadata["tokenizer.ggml.tokens"])),
+        vocab_size=len(meta.strings(metadata, meta.TOKENS_KEY)),
         hidden_size=hidden,
-        num_layers=_integer(metadata, "llama.block_count"),
+        num_layers=meta.positive(metadata, "llama.block_count"),
         num_heads=heads,
-        num_kv_heads=_integer(metadata, "llama.attention.head_count_kv", heads),
+        num_kv_heads=meta.positive(metadata, "llama.attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate_size=_integer(metadata, "llama.feed_forward_length"),
-        context_len=_integer(metadata, "llama.context_length"),
-        norm_eps=float(metadata["llama.attention.layer_norm_rms_epsilon"]),
-        rope_theta=float(metadata.get("llama.rope.freq_base", 10000.0)),
-        rotary_dim=_integer(metadata, "llama.rope.dimension_count", head_dim),
+        intermediate_size=meta.positive(metadata, "llama.feed_forward_length"),
+        context_len=meta.positive(metadata, "llama.context_length"),
+        norm_eps=meta.number(metadata, "llama.attention.layer_norm_rms_epsilon"),
+        rope_theta=meta.number(metadata, "llama.rope.freq_base", 10_000.0),
+        rotary_dim=head_dim,
         tied_head="head" not in weight_names,
     )
-
-
-def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = metadata.get(key, default)
-    if not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(f"{key} is {value!r}, expected a positive integer")
-    return value

@@ -13,9 +13,9 @@ from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gguf import metadata as meta
 from appliance.quant.gguf.blocks import READERS
 from appliance.quant.gguf.file import GGUFFile, TensorInfo
+from appliance.quant.gguf.supported import ARCHITECTURES
 from appliance.quant.tensor import DenseTensor, Weight
 
-ARCHITECTURES = ("llama",)
 _VECTOR_TYPES = ("F32", "F16", "BF16")
 _MAX_LAYERS = 1024
 

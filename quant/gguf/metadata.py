@@ -36,6 +36,16 @@ def positive(metadata: Mapping[str, Any], key: str, default: int | None = None) 
     return value
 
 
+def number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A positive, finite number."""
+    value = metadata.get(key, default)
+    if value is None:
+        value = _required(metadata, key, "a number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise _mistyped(key, value, "a positive number")
+    return float(value)
+
+
 def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     value = _required(metadata, key, "an array of strings")
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

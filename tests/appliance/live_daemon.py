@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -23,6 +22,8 @@ MODEL = "smollm2:135m"
 # One block of the starter's KV memory (16 tokens) takes 720 KiB.
 BLOCK_BYTES = 720 * 1024
 START_TIMEOUT_S = 120.0
+# How soon the blocks of a request whose client left must be free.
+FREED_WITHIN_S = 1.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -124,18 +125,6 @@ class LiveDaemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def freed_within_s(daemon: LiveDaemon) -> float:
-    """How soon the blocks of a request whose client left must be free: a second, and the step that was under way.
-
-    On a machine that is busy with other things a step may take long; so it is measured.
-    """
-    moments = []
-    api = daemon.openai()
-    for _ in api.completions.create(model=MODEL, prompt="1, 2, 3,", max_tokens=6, stream=True):
-        moments.append(time.monotonic())
-    return 1.0 + 2 * max(after - before for before, after in itertools.pairwise(moments))
 
 
 @contextlib.contextmanager

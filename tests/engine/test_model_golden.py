@@ -17,6 +17,7 @@ from appliance.engine.families import read_spec
 from appliance.engine.types import PlanRow, SamplingParams, StepPlan
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -74,5 +75,9 @@ def test_rope_scaling_and_other_architectures_are_refused_by_name() -> None:
         read_spec({**metadata, "llama.rope.scaling.type": "yarn"}, names)
     with pytest.raises(UnsupportedModelError, match="expert_count"):
         read_spec({**metadata, "llama.expert_count": 8}, names)
-    with pytest.raises(UnsupportedModelError, match=r"block_count is -3"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"attention\.sliding_window is 4096, which is not supported"
+    ):
+        read_spec({**metadata, "llama.attention.sliding_window": 4096}, names)
+    with pytest.raises(CheckpointError, match=r"block_count' is -3"):
         read_spec({**metadata, "llama.block_count": -3}, names)

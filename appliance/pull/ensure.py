@@ -1,8 +1,10 @@
-"""The model that a command was asked for: found on this machine, or pulled first."""
+"""The model that was asked for: found on this machine, or pulled first."""
 
 from __future__ import annotations
 
-from appliance.cli.console import PullProgress, note
+import sys
+
+from appliance.pull.progress import PullProgress
 from appliance.settings import Settings
 from appliance.store import ModelPath, Store, StoreError, looks_like_path
 
@@ -23,6 +25,6 @@ def ensure_model(settings: Settings) -> ModelPath:
     from appliance.catalogue import load_catalogue
     from appliance.pull import orchestrate
 
-    note(f"{settings.model} is not installed: pulling it")
+    sys.stderr.write(f"{settings.model} is not installed: pulling it\n")
     with PullProgress() as progress:
         return orchestrate.pull(settings.model, store, load_catalogue(settings.config_dir), progress).model
