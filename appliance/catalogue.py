@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from appliance.names import ModelError, ModelName, ModelNameError, choose, did_you_mean
+from appliance.sampling import SamplingDefaults
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,6 +57,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         size: bytes of the model's file; of a planned model, about.
         context: tokens.
         sources: tried in order.
+        sampling: what its makers recommend.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[PypiSource, ...] = ()
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] = ""
     missing: str = ""
+    sampling: SamplingDefaults = SamplingDefaults()
 
     def __post_init__(self) -> None:
         if self.status == "available":

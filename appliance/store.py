@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from appliance.names import ModelError, ModelName, choose, did_you_mean
+from appliance.sampling import SamplingDefaults
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
@@ -38,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         source: where it came from, for people.
         license: "" where the file does not say.
         context: tokens; 0 where the file does not say.
+        sampling: what its makers recommend.
         linked: the file is a link to one that the user keeps elsewhere.
         created: when it was installed, ISO 8601 in UTC.
     """
@@ -53,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     license: str = ""
     context: int = 0
     linked: bool = False
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,20 @@ class ModelPath:
     name: str
     path: Path
 
+    @property
+    def sampling(self) -> SamplingDefaults:
+        return SamplingDefaults()
+
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel(ModelPath):
     """A model in the store, with what is known of it."""
 
     manifest: Manifest
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        return self.manifest.sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 from openai import OpenAI
 from rich.console import Console
 from rich.table import Table
@@ -42,10 +42,9 @@ def daemon() -> Iterator[float]:
         while True:
             if child.poll() is not None:
                 sys.exit(f"the daemon ended with exit code {child.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{BASE_URL}/ready").status_code == 200:
-                    break
-            time.sleep(0.02)
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{BASE_URL}/ready"):
+                break
+            time.sleep(0.05)
         yield time.perf_counter() - start
     finally:
         child.terminate()

@@ -60,7 +60,7 @@ def serve(**flags: Any) -> None:
         sys.stdout.flush()
 
     try:
-        asyncio.run(lifecycle.serve(settings, name, model.path, socket_, announce))
+        asyncio.run(lifecycle.serve(settings, name, model, socket_, announce))
     except WorkerUnavailableError as error:
         note(f"error: {name} could not be loaded: {error}")
         raise typer.Exit(1) from None

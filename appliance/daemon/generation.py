@@ -42,7 +42,7 @@ class Delta:
 async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
     """Raises ApiError, ParameterError, TemplateError: all the client's to mend."""
     model = await daemon.model(body.model, arrived_at)
-    sampling = body.sampling(model.info.vocab_size, model.info.max_model_len)
+    sampling = body.sampling(model.info, model.sampling)
 
     def encode() -> Sequence[int]:
         text = model.template.render([message.for_template() for message in body.messages])
@@ -56,7 +56,7 @@ async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
 async def completion_jobs(daemon: Daemon, body: CompletionBody, arrived_at: float) -> list[Job]:
     """One job per prompt. Raises ApiError, ParameterError: the client's to mend."""
     model = await daemon.model(body.model, arrived_at)
-    sampling = body.sampling(model.info.vocab_size, model.info.max_model_len)
+    sampling = body.sampling(model.info, model.sampling)
     jobs = []
     for prompt in body.prompts:
         if isinstance(prompt, str):

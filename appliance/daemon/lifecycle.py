@@ -1,45 +1,33 @@
-"""From start to a clean end: HTTP first, then the model; one signal drains, a second one ends at once."""
+"""From start to a clean end: HTTP and the model side by side; one signal drains, a second one ends at once."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-import uvicorn
-
-from appliance.daemon.app import build_app
 from appliance.daemon.errors import EngineFailure
 from appliance.daemon.state import Daemon, Phase, ServedModel
 from appliance.daemon.worker import WorkerHandle, WorkerUnavailableError
 from appliance.engine.types import ErrorInfo
 from appliance.settings import Settings
+from appliance.store import ModelPath
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from appliance.daemon.http_server import HttpServer
 
 DRAIN_POLL_S = 0.05
 # For clients to be sent the error that ends their request, and for connections to close.
 FAREWELL_S = 2.0
 
 log = logging.getLogger(__name__)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process by the signal, not with status 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop_accepting(self) -> None:
-        """Close the listening socket; connections that are open stay so."""
-        for server in getattr(self, "servers", ()):
-            server.close()
 
 
 class Signals:
@@ -59,7 +47,7 @@ class Signals:
 async def serve(
     settings: Settings,
     model_name: str,
-    model_path: Path,
+    model: ModelPath,
     listener: socket.socket,
     announce: Callable[[ServedModel], None],
 ) -> None:
@@ -73,24 +61,13 @@ async def serve(
     """
     signals = Signals()
     daemon = Daemon(settings, model_name)
-    worker = WorkerHandle(settings.engine_config(model_path))
+    worker = WorkerHandle(settings.engine_config(model.path))
     daemon.router.add(model_name, worker)
-    server = _Server(
-        uvicorn.Config(
-            build_app(daemon),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            # Longer than clients keep idle connections: none is to be closed just as a request comes.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(FAREWELL_S),
-        )
-    )
+    loading = asyncio.create_task(_load(daemon, worker, model))
+    # Importing the web framework takes half a second; the worker starts meanwhile.
+    http_server = await asyncio.to_thread(import_module, "appliance.daemon.http_server")
+    server: HttpServer = http_server.HttpServer(daemon, graceful_s=FAREWELL_S)
     http = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = asyncio.create_task(_load(daemon, worker, model_path))
     drain = asyncio.create_task(signals.drain.wait())
     try:
         await asyncio.wait({http, loading, drain}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,11 +84,11 @@ async def serve(
         await daemon.router.stop()
 
 
-async def _load(daemon: Daemon, worker: WorkerHandle, path: Path) -> ServedModel:
+async def _load(daemon: Daemon, worker: WorkerHandle, model: ModelPath) -> ServedModel:
     """Load engine and tokeniser side by side; requests that wait for them go on, or hear why not."""
     starting = asyncio.create_task(worker.start())
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.from_gguf, path)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_gguf, model.path)
         info = await starting
     except Exception as error:
         daemon.loaded.set_exception(WorkerUnavailableError(str(error)))
@@ -121,12 +98,12 @@ async def _load(daemon: Daemon, worker: WorkerHandle, path: Path) -> ServedModel
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-    model = ServedModel(daemon.model_name, info, tokenizer, _template(tokenizer))
+    served = ServedModel(daemon.model_name, info, tokenizer, _template(tokenizer), model.sampling)
     if info.note:
         log.warning("%s", info.note)
     daemon.phase = Phase.SERVING
-    daemon.loaded.set_result(model)
-    return model
+    daemon.loaded.set_result(served)
+    return served
 
 
 def _template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -138,7 +115,7 @@ def _template(tokenizer: Tokenizer) -> ChatTemplate:
     )
 
 
-async def _drain(daemon: Daemon, server: _Server, signals: Signals) -> None:
+async def _drain(daemon: Daemon, server: HttpServer, signals: Signals) -> None:
     """Accept nothing more, let running requests finish for `drain_timeout`, then end them with an error."""
     daemon.phase = Phase.DRAINING
     server.stop_accepting()

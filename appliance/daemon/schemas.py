@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appliance.daemon import neutral
 from appliance.daemon.errors import ApiError, bad_request
+from appliance.engine.config import EngineInfo
 from appliance.engine.types import MAX_SEED, SamplingParams
+from appliance.sampling import SamplingDefaults
 
 MAX_PROMPTS = 128
 COMPLETION_MAX_TOKENS = 16
@@ -57,18 +59,18 @@ class GenerationBody(BaseModel):
         """How many tokens to generate at most; None: to the end of the context."""
         return self.max_tokens
 
-    def sampling(self, vocab_size: int, max_model_len: int) -> SamplingParams:
+    def sampling(self, model: EngineInfo, defaults: SamplingDefaults) -> SamplingParams:
         """Raises ParameterError: a value outside its range; ApiError: a token id outside the vocabulary."""
-        check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
+        check_token_ids(self.stop_token_ids or (), model.vocab_size, "stop_token_ids")
         limit = self.token_limit
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            min_p=self.min_p or 0.0,
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
             seed=self.seed,
-            max_tokens=None if limit is None else min(limit, max_model_len),
+            max_tokens=None if limit is None else min(limit, model.max_model_len),
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),

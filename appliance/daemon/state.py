@@ -11,6 +11,7 @@ from appliance.daemon.errors import ApiError
 from appliance.daemon.metrics import Metrics
 from appliance.daemon.router import EngineRouter, UnknownModelError
 from appliance.engine.config import EngineInfo
+from appliance.sampling import SamplingDefaults
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class ServedModel:
     info: EngineInfo
     tokenizer: Tokenizer
     template: ChatTemplate
+    sampling: SamplingDefaults
 
 
 class Phase(Enum):

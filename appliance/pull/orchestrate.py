@@ -43,6 +43,7 @@ def pull(name: str, store: Store, catalogue: Catalogue, progress: Progress) -> P
                 architecture=spec.architecture,
                 format=spec.format,
                 context=spec.context,
+                sampling=spec.sampling,
                 created=now(),
             )
 
