@@ -5,6 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml kernels/CMakeLists.txt $(wildcard kernels/*/*.cpp)
 
+# A venv knows its own place, so after the clone was moved it is made anew.
+ifneq ($(wildcard $(VENV)/.installed),)
+ifneq ($(shell $(BIN)/python -c 'import appliance; print("sound")' 2>/dev/null),sound)
+$(shell rm -f $(VENV)/.installed $(VENV)/.installed-dev)
+endif
+endif
+
 .PHONY: serve test check format bench clean
 
 # Serves the starter model on http://127.0.0.1:8000, e.g. `make serve ARGS="--port 9000"`.
@@ -36,8 +43,8 @@ clean:
 	rm -rf $(VENV) build .cache
 
 $(VENV)/.installed: $(BUILD_INPUTS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, found {sys.version}")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, found %d.%d; choose another one: make PYTHON=python3.12" % sys.version_info[:2] or 0)'
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --editable .
 	@touch $@
 

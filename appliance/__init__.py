@@ -8,21 +8,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from appliance.engine.types import SamplingParams as SamplingParams
+    from appliance.async_llm import AsyncLLM as AsyncLLM
+    from appliance.beam_search import BeamSearchParams as BeamSearchParams
+    from appliance.engine.sampling_params import SamplingParams as SamplingParams
     from appliance.llm import LLM as LLM
-    from appliance.llm import CompletionOutput as CompletionOutput
-    from appliance.llm import RequestOutput as RequestOutput
+    from appliance.outputs import CompletionOutput as CompletionOutput
+    from appliance.outputs import RequestOutput as RequestOutput
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BeamSearchParams": "appliance.beam_search",
+    "AsyncLLM": "appliance.async_llm",
     "LLM": "appliance.llm",
-    "RequestOutput": "appliance.llm",
-    "CompletionOutput": "appliance.llm",
-    "SamplingParams": "appliance.engine.types",
+    "RequestOutput": "appliance.outputs",
+    "CompletionOutput": "appliance.outputs",
+    "SamplingParams": "appliance.engine.sampling_params",
 }
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from numbers import Integral
+from types import TracebackType
 from typing import Any
 
+import msgspec
+
+from appliance.beam_search import Beam, BeamSearch, BeamSearchParams
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
-from appliance.engine.types import Request, SamplingParams, TokenEvent
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import Request, TokenEvent
+from appliance.outputs import BeamSearchOutput, BeamSearchSequence, Collector, RequestOutput
 from appliance.pull.ensure import ensure_model
-from appliance.settings import load_settings
-from appliance.text.stream import TextStream
+from appliance.settings import PYTHON, load_settings
+from appliance.text.chat_template import ChatTemplate
+from appliance.text.progress import generation_progress
 from appliance.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+log = logging.getLogger("appliance")
 
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One continuation of a prompt.
-
-    Attributes:
-        text: up to and without the stop string, where one ended it.
-        token_ids: the ids generated, up to and with those of the stop string; without an end-of-sequence token.
-        finish_reason: "stop" or "length".
-        stop_reason: the stop string or stop token id that ended it, None for anything else.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A prompt with its continuations. `prompt` is None where ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    num_cached_tokens: int
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model loaded into this process.
+    """A model loaded into this process; calls from several threads take turns.
+
+    As a context manager it frees everything at the end, `close` does too.
 
     Args:
         model: a catalogue name (pulled if absent), the name of an installed model, or a path to a .gguf file.
@@ -60,22 +45,42 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2:135m", **settings: Any) -> None:
-        resolved = load_settings({"model": model, **settings})
+        resolved = load_settings({"model": model, **settings}, PYTHON)
         path = ensure_model(resolved).path
         self.tokenizer = Tokenizer.from_gguf(path)
-        self._engine = Engine(resolved.engine_config(path))
+        self._template = ChatTemplate.of(self.tokenizer)
+        self._engine: Engine | None = Engine(resolved.engine_config(path))
+        for note in self._engine.info.notes:
+            log.warning("%s", note)
         self._ids = count()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the model's weights and KV memory. Nothing can be generated afterwards."""
+        self._engine = None
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt; all of them share the engine's batch.
 
         Args:
-            prompts: one prompt or several, each a text or token ids.
+            prompts: one prompt or several, each a text, token ids, or a dictionary with `prompt` or
+                `prompt_token_ids`.
             sampling_params: for all prompts, or one for each; None: `SamplingParams()`.
+            use_tqdm: show progress, if stderr is a terminal.
 
         Returns:
             One output per prompt, in order.
@@ -83,90 +88,153 @@ class LLM:
         Raises:
             ParameterError: a prompt or parameter is unusable (`ContextLengthError` where it is too long); nothing
                 has run then.
-            EngineError: a step failed.
+            EngineError: a step failed, or the model was closed.
         """
         several = _as_list(prompts)
         params = _per_prompt(sampling_params, len(several))
-        pending: dict[str, _Pending] = {}
-        try:
-            for prompt, sampling in zip(several, params, strict=True):
-                self._submit(prompt, sampling, pending)
-            while self._engine.has_work:
-                for event in self._engine.step():
-                    self._take(pending[event.request_id], event)
-        finally:
-            for request_id in pending:
-                self._engine.abort(request_id)
-        return [item.output() for item in pending.values()]
+        pairs = [(self._parsed(prompt), sampling) for prompt, sampling in zip(several, params, strict=True)]
+        return self._run([(text, ids, sampling) for (text, ids), sampling in pairs], use_tqdm)
 
-    def _submit(self, prompt: Prompt, sampling: SamplingParams, pending: dict[str, _Pending]) -> None:
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of messages with `role` and `content`.
+
+        Raises:
+            TemplateError: the model has no chat template, or it refuses these messages.
+            As `generate`.
+        """
+        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        params = _per_prompt(sampling_params, len(several))
+        jobs = []
+        for conversation, sampling in zip(several, params, strict=True):
+            text = self._template.render(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
+            # The template writes the beginning-of-sequence token itself where the model wants one.
+            jobs.append((text, self.tokenizer.encode(text, parse_special=True, add_bos=False), sampling))
+        return self._run(jobs, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt that a search with so many beams finds.
+
+        Raises:
+            As `generate`.
+        """
+        engine = self._open_engine()
+        eos = frozenset(self.tokenizer.eos_token_ids)
+        parsed = [self._parsed(prompt)[1] for prompt in _as_list(prompts)]
+        searches = [BeamSearch(f"{next(self._ids):08d}", ids, params, eos) for ids in parsed]
+        by_id = {search.request.id: search for search in searches}
+        with self._lock:
+            try:
+                for search in searches:
+                    engine.add(search.request)
+                going = list(searches)
+                while going:
+                    for event in engine.step():
+                        by_id[event.request_id].take(event)
+                    going = [search for search in going if search.advance(engine)]
+            finally:
+                for request_id in by_id:
+                    engine.abort(request_id)
+        return [BeamSearchOutput(tuple(map(self._beam, search.best()))) for search in searches]
+
+    def _beam(self, beam: Beam) -> BeamSearchSequence:
+        text = self.tokenizer.decode(beam.tokens[beam.num_prompt :])
+        reason = "stop" if beam.is_ended else "length"
+        return BeamSearchSequence(text, beam.tokens, beam.cum_logprob, reason)
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            raise EngineError("the model was closed; make a new LLM to go on")
+        return self._engine
+
+    def _run(
+        self, jobs: Sequence[tuple[str | None, list[int], SamplingParams]], shown: bool
+    ) -> list[RequestOutput]:
+        engine = self._open_engine()
+        collectors: dict[str, Collector] = {}
+        with self._lock, generation_progress(len(jobs), shown) as progress:
+            try:
+                for text, ids, sampling in jobs:
+                    self._submit(engine, text, ids, sampling, collectors)
+                while engine.has_work:
+                    for event in engine.step():
+                        self._take(engine, collectors[event.request_id], event)
+                        progress(len(event.token_ids), int(event.is_last))
+            finally:
+                for request_id in collectors:
+                    engine.abort(request_id)
+        return [collector.output() for collector in collectors.values()]
+
+    def _submit(
+        self,
+        engine: Engine,
+        text: str | None,
+        ids: list[int],
+        sampling: SamplingParams,
+        collectors: dict[str, Collector],
+    ) -> None:
+        if sampling.num_sequences > sampling.n and sampling.logprobs is None:
+            # Choosing the best needs them.
+            sampling = msgspec.structs.replace(sampling, logprobs=0)
         request = Request(
-            id=f"{next(self._ids):08d}", prompt_ids=tuple(ids), sampling=sampling, arrived_at=time.monotonic()
+            id=f"{next(self._ids):08d}",
+            prompt_ids=tuple(ids),
+            sampling=sampling,
+            arrived_at=time.monotonic(),
+            bad_sequences=self.tokenizer.spellings(sampling.bad_words),
         )
-        self._engine.add(request)
-        pending[request.id] = _Pending(request, text, TextStream(self.tokenizer, sampling.stop))
+        # Known before it is added, so that an interrupt in between leaves nothing behind.
+        collectors[request.id] = Collector(request, text, self.tokenizer)
+        engine.add(request)
 
-    def _take(self, item: _Pending, event: TokenEvent) -> None:
+    def _take(self, engine: Engine, collector: Collector, event: TokenEvent) -> None:
         if event.error is not None:
-            raise EngineError(event.error.message)
-        item.take(event)
-        if item.stream.stopped is not None:
-            self._engine.abort(event.request_id)
+            error = EngineError(event.error.message)
+            error.code = event.error.code
+            raise error
+        stopped = collector.take(event)
+        if stopped is not None:
+            for ended in engine.abort(event.request_id, stopped):
+                collector.take(ended)
+
+    def _parsed(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            known = [name for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
+            if not known or set(prompt) - {"prompt", "prompt_token_ids"}:
+                raise ParameterError(
+                    "prompts",
+                    f"a prompt has the keys {sorted(prompt)}, expected 'prompt' or 'prompt_token_ids'",
+                )
+            prompt = prompt[known[0]]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, parse_special=True)
+        if not isinstance(prompt, bytes | set) and isinstance(prompt, Iterable):
+            tokens = list(prompt)
+            ids = _integers(tokens)
+            if len(ids) == len(tokens):
+                return None, ids
+        raise ParameterError("prompts", f"a prompt is {prompt!r:.80}, expected a text or a list of token ids")
 
 
-class _Pending:
-    """A request on its way, collecting its text."""
-
-    def __init__(self, request: Request, prompt: str | None, stream: TextStream) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.stream = stream
-        self.token_ids: list[int] = []
-        self.last = TokenEvent(request_id=request.id)
-
-    def take(self, event: TokenEvent) -> None:
-        self.last = event
-        self.token_ids += event.token_ids
-        self.stream.push(event.token_ids)
-        if event.finish_reason is not None:
-            self.stream.finish()
-
-    def output(self) -> RequestOutput:
-        stopped = self.stream.stopped
-        completion = CompletionOutput(
-            index=0,
-            text=self.stream.text,
-            token_ids=tuple(self.token_ids),
-            finish_reason="stop" if stopped is not None else str(self.last.finish_reason),
-            stop_reason=stopped if stopped is not None else self.last.stop_token_id,
-        )
-        return RequestOutput(
-            request_id=self.request.id,
-            prompt=self.prompt,
-            prompt_token_ids=self.request.prompt_ids,
-            outputs=(completion,),
-            num_cached_tokens=self.last.num_cached_tokens,
-        )
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
-    if isinstance(prompts, Mapping):
-        raise ParameterError(
-            "prompts", "prompts as dictionaries are not supported; give texts or lists of token ids"
-        )
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]  # one prompt of token ids
-    for item in items:
-        if not isinstance(item, str) and not all(isinstance(token, int) for token in item):  # type: ignore[union-attr]
-            raise ParameterError(
-                "prompts", f"a prompt is {type(item).__name__}, expected a text or token ids"
-            )
-    return items  # type: ignore[return-value]  # each item was checked
+    items: list[Any] = list(prompts)
+    ids = _integers(items)
+    return [ids] if items and len(ids) == len(items) else items
+
+
+def _integers(items: Iterable[object]) -> list[int]:
+    """Those of the items that are whole numbers, numpy's included, and no truth values."""
+    return [int(item) for item in items if isinstance(item, Integral) and not isinstance(item, bool)]
 
 
 def _per_prompt(
@@ -174,6 +242,10 @@ def _per_prompt(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if isinstance(params, Mapping) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ParameterError(
+            "sampling_params", "expected SamplingParams, one for all prompts or a list of one each"
+        )
     if len(params) != num_prompts:
         raise ParameterError(
             "sampling_params",

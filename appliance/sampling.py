@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from appliance.engine.types import SamplingParams
+from appliance.engine.sampling_params import SamplingParams
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Settings: one schema, resolved once (defaults < file < environment < flags), then frozen.
+"""Settings, resolved once (defaults < file < environment < flags), then frozen.
 
 Every name is the same everywhere: `max_num_seqs` in config.toml, `APPLIANCE_MAX_NUM_SEQS` in the environment,
 `--max-num-seqs` on the command line. This module is the only reader of `os.environ`.
@@ -7,90 +7,153 @@ Every name is the same everywhere: `max_num_seqs` in config.toml, `APPLIANCE_MAX
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from appliance.engine.config import EngineConfig
+from appliance.settings_facts import facts, is_secret
+from appliance.settings_schema import LOOPBACK_HOSTS, Settings, SettingsError
+from appliance.settings_vllm import FOREIGN, RENAMED, refusal
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+__all__ = [
+    "COMMAND_LINE",
+    "LOOPBACK_HOSTS",
+    "PYTHON",
+    "Resolved",
+    "Settings",
+    "SettingsError",
+    "Source",
+    "environment_with",
+    "load_settings",
+    "resolve",
+]
+
 ENV_PREFIX = "APPLIANCE_"
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+CONFIG_FILE = "config.toml"
+
+log = logging.getLogger(__name__)
 
 
-class SettingsError(Exception):
-    """A setting is unknown or out of range; the message names the setting and where it was set."""
-
-
-class Settings(BaseModel):
-    """Every setting of the daemon, with its default and range.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings, and for each that is not at its default, where it was set.
 
     Attributes:
-        download_dir: where models are kept.
-        config_dir: where `config.toml` and the user's own `models.toml` are looked for.
+        origins: a path, a variable's name or a flag, by the setting's name.
+        notes: sentences about settings that were taken under another name, or dropped.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = "smollm2:135m"
-    served_model_name: str | None = None
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    api_key: str | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    max_model_len: int | None = Field(default=None, ge=16)
-    max_num_seqs: int = Field(default=64, ge=1, le=1024)
-    max_num_batched_tokens: int = Field(default=128, ge=16, le=65536)
-    block_size: int = Field(default=16, ge=8, le=64)
-    enable_prefix_caching: bool = True
-    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
-    num_threads: int | None = Field(default=None, ge=1)
-    request_timeout: float = Field(default=600.0, gt=0)
-    drain_timeout: float = Field(default=30.0, ge=0)
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
-    download_dir: Path = Path(platformdirs.user_data_dir("appliance")) / "models"
-    config_dir: Path = Path(platformdirs.user_config_dir("appliance"))
-
-    def engine_config(self, model_path: Path) -> EngineConfig:
-        """The settings that an engine for this model file is started with."""
-        names = set(EngineConfig.__struct_fields__) - {"model_path"}
-        return EngineConfig(model_path=str(model_path), **self.model_dump(include=names))
+    settings: Settings
+    origins: dict[str, str]
+    notes: tuple[str, ...]
 
 
-def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where settings come from; `spell` says how a setting's name is shown as written there."""
+
+    where: str
+    spell: Callable[[str], str]
+
+
+COMMAND_LINE = Source("the command line", lambda name: f"--{name.replace('_', '-')}")
+PYTHON = Source("the call", str)
+_ENVIRONMENT = Source("the environment", lambda name: ENV_PREFIX + name.upper())
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, source: Source = COMMAND_LINE) -> Settings:
+    """As `resolve`; the notes are logged as warnings."""
+    resolved = resolve(flags, source)
+    for note in resolved.notes:
+        log.warning("%s", note)
+    return resolved.settings
+
+
+def resolve(flags: Mapping[str, Any] | None = None, source: Source = COMMAND_LINE) -> Resolved:
     """Resolve the settings. Flags whose value is None count as not given.
 
+    Args:
+        source: where the flags come from.
+
     Raises:
-        SettingsError: an unknown name (with the nearest known one) or a value out of range (with its source).
+        SettingsError: an unknown name (with the nearest known one), a value out of range (with its source), or
+            something that is not supported (with what to do instead).
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environment = _from_environment(os.environ)
-    config_dir = Path(given.get("config_dir") or environment.get("config_dir") or Settings().config_dir)
-    path = config_dir / "config.toml"
-    layers = [(str(path), _from_file(path)), ("the environment", environment), ("the command line", given)]
-    merged: dict[str, Any] = {"config_dir": config_dir}
-    source: dict[str, str] = {}
-    for where, values in layers:
-        for name, value in values.items():
-            if name not in Settings.model_fields:
-                raise SettingsError(f"unknown setting {name!r} in {where}{_nearest(name)}")
-            merged[name], source[name] = value, where
+    config_dir = given.get("config_dir") or environment.get("config_dir") or Settings().config_dir
+    path = Path(config_dir).expanduser() / CONFIG_FILE
+    file = Source(str(path), repr)
+    values: dict[str, Any] = {}
+    places: dict[str, Source] = {}
+    origins: dict[str, str] = {}
+    notes: list[str] = []
+    for layer, found in ((file, _from_file(path)), (_ENVIRONMENT, environment), (source, given)):
+        for name, written in _names(layer, found, notes).items():
+            values[name], places[name] = found[written], layer
+            origins[name] = layer.where if layer is file else layer.spell(written)
+        if layer is file and "config_dir" in values:
+            raise SettingsError(f"config_dir in {path} has no effect there: it says where that file is")
     try:
-        return Settings(**merged)
+        settings = Settings(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        where = source.get(name, "the defaults")
-        raise SettingsError(f"{name} in {where}: {first['msg']} (found {first['input']!r})") from None
+        raise SettingsError(_explained(error, places)) from None
+    return Resolved(settings, origins, tuple(notes))
+
+
+def environment_with(**settings: str) -> dict[str, str]:
+    """Our own environment with these settings, for a child that is to have them."""
+    return {**os.environ, **{ENV_PREFIX + name.upper(): value for name, value in settings.items()}}
+
+
+def _names(layer: Source, values: Mapping[str, Any], notes: list[str]) -> dict[str, str]:
+    """The settings that are among `values`, each with its name as written; what was renamed or dropped is noted."""
+    found: dict[str, str] = {}
+    for written, value in values.items():
+        plain = written.replace("-", "_")
+        name = RENAMED.get(plain, plain)
+        shown = layer.spell(written)
+        if name in FOREIGN:
+            refused = refusal(name, value)
+            if refused:
+                raise SettingsError(f"{shown} in {layer.where} is not supported: {refused}")
+            notes.append(f"{shown} in {layer.where} has no effect: {FOREIGN[name].advice}")
+        elif name not in Settings.model_fields:
+            raise SettingsError(f"unknown setting {shown} in {layer.where}{_nearest(name, layer)}")
+        elif name in found:
+            both = f"{layer.spell(found[name])} and {shown}"
+            raise SettingsError(f"{both} in {layer.where} are the same setting; keep {layer.spell(name)}")
+        else:
+            if name != written:
+                notes.append(
+                    f"{shown} in {layer.where} is called {layer.spell(name)} here, and taken as that"
+                )
+            found[name] = written
+    return found
+
+
+def _explained(error: ValidationError, places: Mapping[str, Source]) -> str:
+    first = error.errors()[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return problem
+    name = str(first["loc"][0])
+    where = places[name].where
+    if is_secret(name):
+        return f"{name} in {where}: {problem}"
+    why = f"; {facts(name)['why']}" if facts(name)["why"] else ""
+    return f"{name} in {where}: {problem} (found {first['input']!r}){why}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -110,6 +173,6 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"cannot read {path}: {error}") from None
 
 
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _nearest(name: str, layer: Source) -> str:
+    near = difflib.get_close_matches(name, [*Settings.model_fields, *RENAMED], n=1)
+    return f"; did you mean {layer.spell(RENAMED.get(near[0], near[0]))}?" if near else ""

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -74,6 +75,20 @@ class ModelPath:
     def sampling(self) -> SamplingDefaults:
         return SamplingDefaults()
 
+    def hold(self) -> IO[bytes]:
+        """Keep `Store.remove` away from the model until what this returns is closed, or the process ends.
+
+        Raises:
+            StoreError: it is not there any more.
+        """
+        try:
+            return self._guarded().open("rb")
+        except OSError as error:
+            raise StoreError(f"{self.name} cannot be opened: {error}") from None
+
+    def _guarded(self) -> Path:
+        return self.path
+
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel(ModelPath):
@@ -84,6 +99,15 @@ class InstalledModel(ModelPath):
     @property
     def sampling(self) -> SamplingDefaults:
         return self.manifest.sampling
+
+    def hold(self) -> IO[bytes]:
+        manifest = ModelPath.hold(self)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(manifest, fcntl.LOCK_SH)
+        return manifest
+
+    def _guarded(self) -> Path:
+        return self.path.with_name(MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +173,10 @@ class Store:
         """Remove a model and what an interrupted pull of it left; of a linked model, the link only.
 
         Raises:
-            StoreError: there is no such model and no rest of one, or a pull of it is going on.
+            StoreError: there is no such model and no rest of one, a pull of it is going on, or it is in use.
         """
         full = self._find_any(name)
-        with self.locked(full):
+        with self.locked(full), self._unused(full):
             freed = _tree_bytes(self.folder(full)) + _tree_bytes(self.partial_dir(full))
             self._discard(full)
             shutil.rmtree(self.partial_dir(full), ignore_errors=True)
@@ -201,6 +225,22 @@ class Store:
             yield
         finally:
             os.close(handle)
+
+    @contextlib.contextmanager
+    def _unused(self, full: ModelName) -> Iterator[None]:
+        """Let nobody `hold` the model; StoreError if somebody does."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(FileNotFoundError):
+                manifest = stack.enter_context((self.folder(full) / MANIFEST).open("rb"))
+                try:
+                    fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StoreError(
+                        f"{full} is in use; end the daemon or program that has it loaded first"
+                    ) from None
+                except OSError:  # a file system without locks
+                    pass
+            yield
 
     def names(self) -> tuple[ModelName, ...]:
         """The full names of all folders, damaged ones too."""

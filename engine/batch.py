@@ -28,7 +28,7 @@ class Batch:
         groups: one per KV group.
         query_rows, query_positions: [items, QUERY_TILE].
         active: for each of the `kv_tiles`, how many leading items reach into it.
-        logit_rows: [wanted], the token rows whose logits are wanted, in plan order.
+        row_starts: for each row of the plan, where its tokens begin.
     """
 
     token_ids: torch.Tensor
@@ -37,7 +37,7 @@ class Batch:
     query_rows: torch.Tensor
     query_positions: torch.Tensor
     active: tuple[int, ...]
-    logit_rows: torch.Tensor
+    row_starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,13 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
     """Lay the plan's rows out. The plan has at least one row."""
     token_ids: list[int] = []
     positions: list[int] = []
-    logit_rows: list[int] = []
+    row_starts: list[int] = []
     items: list[_Item] = []
     for row in plan.rows:
+        row_starts.append(len(token_ids))
         items += _items(row, first=len(token_ids))
         token_ids += row.token_ids
         positions += range(row.start, row.start + row.n_tokens)
-        if row.wants_logits:
-            logit_rows.append(len(token_ids) - 1)
     items.sort(key=lambda item: -item.positions[-1])
     tiles = kv_tiles(items[0].positions[-1] + 1)
     width = tiles[-1][1] // block_size
@@ -71,7 +70,7 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
         query_rows=torch.tensor([item.rows for item in items]),
         query_positions=torch.tensor([item.positions for item in items]),
         active=tuple(sum(item.positions[-1] >= start for item in items) for start, _ in tiles),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        row_starts=tuple(row_starts),
     )
 
 
@@ -87,16 +86,16 @@ def _items(row: PlanRow, first: int) -> list[_Item]:
 def _group(plan: StepPlan, items: list[_Item], group: int, width: int, block_size: int) -> GroupIndex:
     blocks: list[int] = []
     offsets: list[int] = []
-    padded: dict[str, list[int]] = {}
+    padded: dict[tuple[str, int], list[int]] = {}
     for row in plan.rows:
         table = row.tables[group]
         for position in range(row.start, row.start + row.n_tokens):
             blocks.append(table[position // block_size])
             offsets.append(position % block_size)
         # Padded with a block of the same sequence, never with somebody else's.
-        padded[row.request_id] = [*table[:width], *([table[0]] * (width - len(table)))]
+        padded[row.request_id, row.index] = [*table[:width], *([table[0]] * (width - len(table)))]
     return GroupIndex(
         write_blocks=torch.tensor(blocks),
         write_offsets=torch.tensor(offsets),
-        tables=torch.tensor([padded[item.row.request_id] for item in items]),
+        tables=torch.tensor([padded[item.row.request_id, item.row.index] for item in items]),
     )

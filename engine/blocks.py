@@ -74,6 +74,10 @@ class BlockPool:
             del self._cached[block_id]
         block.refs += 1
 
+    def is_shared(self, block_id: int) -> bool:
+        """Whether more than one table holds the block, so that nobody may write to it."""
+        return self._blocks[block_id].refs > 1
+
     def release(self, block_ids: Iterable[int]) -> None:
         """Give back one reference each; the first given back is the first to be reused."""
         for block_id in block_ids:

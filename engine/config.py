@@ -16,6 +16,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         block_size: tokens in a KV block.
         enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
         kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
+        gpu_memory_utilization: most that a planned pool takes of the free memory, a share; None: a modest default.
+        kv_cache_dtype: "float32", "bfloat16" or "float16"; "auto" is what the backend computes in.
+        swap_space: GiB of further memory for the blocks of waiting requests; said to be unused by a backend
+            with one kind of memory.
+        quantization: what the user believes the weights to be; disagreement with the tensors is a note.
+        seed: makes the seeds drawn for requests without one repeatable; None: they are random.
         num_threads: CPU threads of a step; None: the cores this process may use.
     """
 
@@ -26,6 +32,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
+    swap_space: float = 0.0
+    quantization: str | None = None
+    seed: int | None = None
     num_threads: int | None = None
 
 
@@ -35,7 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_model_len: the context actually served: min(asked for, the model's, what the KV pool holds).
         model_context_len: what the model was made for.
-        note: a sentence for the log when less is served than was asked for, else "".
+        notes: sentences for the log, where something is not as was asked for.
         backend: how steps are executed ("torch").
         native_isa: instruction set of the native library, or "" when it was not built.
     """
@@ -50,4 +61,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     backend: str
     native_isa: str
-    note: str = ""
+    notes: tuple[str, ...] = ()

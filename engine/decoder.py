@@ -13,23 +13,18 @@ from appliance.engine.program import (
     Rope,
     SiluMul,
     StepProgram,
-    TakeLogitRows,
 )
 from appliance.engine.spec import DecoderSpec
 
 
 def build_program(spec: DecoderSpec) -> StepProgram:
-    """A pre-norm transformer step from token ids to the logits of the rows that want them."""
-    ops: list[Op] = [Embed("embed", "x")]
+    """A pre-norm transformer step from token ids to logits."""
+    body: list[Op] = [Embed("embed", "x")]
     for layer in range(spec.num_layers):
-        ops += _layer(spec, layer)
-    head = "embed" if spec.tied_head else "head"
-    ops += [
-        TakeLogitRows("x", "last"),
-        RmsNorm("last", "final_norm", "normed", spec.norm_eps),
-        Linear("normed", (head,), "logits"),
-    ]
-    return StepProgram(tuple(ops), output="logits")
+        body += _layer(spec, layer)
+    matrix = "embed" if spec.tied_head else "head"
+    head = (RmsNorm("x", "final_norm", "normed", spec.norm_eps), Linear("normed", (matrix,), "logits"))
+    return StepProgram(tuple(body), "x", head, "logits")
 
 
 def _layer(spec: DecoderSpec, layer: int) -> list[Op]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 
 import psutil
 
@@ -42,6 +42,7 @@ class Engine:
         self._pool = pool
         self._runner = model.runner
         self._process = psutil.Process()
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._steps_total = 0
         self._prompt_tokens_total = 0
         self._generated_tokens_total = 0
@@ -56,7 +57,7 @@ class Engine:
             weight_bytes=model.weight_bytes,
             backend="torch",
             native_isa=native.isa(),
-            note=model.memory.note,
+            notes=model.notes,
         )
 
     @property
@@ -73,21 +74,32 @@ class Engine:
         ids, vocab = request.prompt_ids, self.info.vocab_size
         if not ids:
             raise ParameterError("prompt", "the prompt has no tokens; at least one is needed")
-        for name, given in (("prompt", ids), ("stop_token_ids", request.sampling.stop_token_ids)):
+        sampling = request.sampling
+        named = (
+            ("prompt", ids),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", sampling.logit_bias),
+        )
+        for name, given in named:
             outside = next((token for token in given if not 0 <= token < vocab), None)
             if outside is not None:
                 raise ParameterError(name, f"token id {outside} is outside the vocabulary of {vocab} tokens")
         if len(ids) >= self.info.max_model_len:
             raise ContextLengthError(len(ids), self.info.max_model_len)
-        if self.scheduler.find(request.id) is not None:
+        if self.scheduler.find(request.id):
             raise ParameterError("id", f"a request with id {request.id!r} is being served already")
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         self._prompt_tokens_total += len(ids)
         self.scheduler.add(Sequence(request, list(ids), seed))
 
-    def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request and free its blocks; its terminal event, or None where it has ended already."""
-        return self._end(request_id, "abort", None)
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
+        """End a request, or one continuation of it, and free its blocks; empty where it has ended already."""
+        ending = [seq for seq in self.scheduler.find(request_id) if index in (None, seq.index)]
+        return [self.scheduler.end(seq, "abort") for seq in ending]
+
+    def steer(self, request_id: str, choices: list[tuple[int, int]]) -> list[int]:
+        """As `Scheduler.steer`. With a steered request there may be nothing to run before it is called."""
+        return self.scheduler.steer(request_id, choices)
 
     def plan(self) -> StepPlan:
         """The next step; call `run` with it before anything else."""
@@ -97,10 +109,11 @@ class Engine:
         """Run a planned step. If it fails, the requests with rows in it end with an error and the engine goes on."""
         try:
             result = self._runner.run(plan)
-        except Exception as error:
+        except Exception:
             log.exception("a step failed; the requests in it end with an error")
-            info = ErrorInfo("step_failed", f"the step failed: {error or type(error).__name__}")
-            events = [event for row in plan.rows if (event := self._end(row.request_id, "error", info))]
+            info = ErrorInfo("step_failed", "the step that computed this request failed; the log says why")
+            ids = dict.fromkeys(row.request_id for row in plan.rows)
+            events = [self.scheduler.fail(request_id, info) for request_id in ids]
         else:
             events = self.scheduler.commit(plan, result)
         self._steps_total += 1
@@ -128,15 +141,4 @@ class Engine:
             prompt_tokens_total=self._prompt_tokens_total,
             generated_tokens_total=self._generated_tokens_total,
             rss_bytes=self._process.memory_info().rss,
-        )
-
-    def _end(self, request_id: str, reason: str, error: ErrorInfo | None) -> TokenEvent | None:
-        seq = self.scheduler.find(request_id)
-        if seq is None:
-            return None
-        if error is not None:
-            self.scheduler.kv.forget(seq)
-        self.scheduler.remove(seq)
-        return TokenEvent(
-            request_id=request_id, finish_reason=reason, num_cached_tokens=seq.num_cached, error=error
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from secrets import token_bytes
 
 from appliance.engine.blocks import BlockPool, chain_hash
-from appliance.engine.types import Sequence
+from appliance.engine.types import BlockCopy, BlockRef, Sequence
 
 
 class KVCache:
@@ -33,10 +33,11 @@ class KVCache:
     def admit(self, seq: Sequence, spare: int) -> bool:
         """Give a sequence without blocks all that its tokens need, sharing what the prefix cache has.
 
-        Sets `num_computed` to the tokens found. At least one token is left to compute, since its logits are wanted.
+        Sets `num_computed` to the tokens found. At least one token is left to compute, since its logits are wanted;
+        where the prompt's own log probabilities are, nothing is looked for.
         Nothing changes and False is returned where fewer than `spare` blocks would be left in a group.
         """
-        assert not any(seq.tables), f"{seq.id} holds blocks already"
+        assert not any(seq.tables), f"{seq.key} holds blocks already"
         hits = self._find_prefix(seq)
         num_hits = len(hits[0])
         needed = self._blocks_for(len(seq.tokens)) - num_hits
@@ -53,13 +54,33 @@ class KVCache:
         self.hit_tokens_total += seq.num_computed
         return True
 
-    def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Make the tables cover `num_tokens` tokens; False, and nothing changes, when a pool has too few blocks."""
-        missing = self._blocks_for(num_tokens) - len(seq.tables[0])
-        if missing > self.num_available:
-            return False
-        self._take(seq, max(0, missing))
-        return True
+    def grow(self, seq: Sequence, num_tokens: int) -> list[BlockCopy] | None:
+        """Make the tables cover `num_tokens` tokens, and the block that is written next the sequence's own.
+
+        Returns:
+            The copies to make before anything is written (a fork shares its last block until then), or None, and
+            nothing changes, when a pool has too few blocks.
+        """
+        missing = max(0, self._blocks_for(num_tokens) - len(seq.tables[0]))
+        first_written = seq.num_computed // self.block_size
+        shared = [
+            group
+            for group, (pool, table) in enumerate(zip(self.pools, seq.tables, strict=True))
+            if first_written < len(table) and pool.is_shared(table[first_written])
+        ]
+        if missing + bool(shared) > self.num_available:
+            return None
+        copies = [self._own(seq, group, first_written) for group in shared]
+        self._take(seq, missing)
+        return copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child`, which has no blocks, share all that `parent` has computed."""
+        child.tables = tuple(list(table) for table in parent.tables)
+        for pool, table in zip(self.pools, child.tables, strict=True):
+            for block_id in table:
+                pool.share(block_id)
+        child.num_computed = parent.num_computed
 
     def advance(self, seq: Sequence, num_tokens: int) -> None:
         """Note that `num_tokens` more tokens are computed, and make the blocks that this filled findable."""
@@ -92,8 +113,18 @@ class KVCache:
         for seq in living:
             for table in seq.tables:
                 assert len(table) * self.block_size >= seq.num_computed, (
-                    f"{seq.id} computed more than it holds"
+                    f"{seq.key} computed more than it holds"
                 )
+
+    def _own(self, seq: Sequence, group: int, index: int) -> BlockCopy:
+        """Replace a shared block of a table by a block of its own, to be filled by the copy returned."""
+        pool, table = self.pools[group], seq.tables[group]
+        taken = pool.allocate(1)
+        assert taken is not None, "availability was checked before"
+        copy = BlockCopy(BlockRef(group, "device", table[index]), BlockRef(group, "device", taken[0]))
+        pool.release([table[index]])
+        table[index] = taken[0]
+        return copy
 
     def _take(self, seq: Sequence, count: int) -> None:
         for pool, table in zip(self.pools, seq.tables, strict=True):
@@ -103,7 +134,7 @@ class KVCache:
 
     def _find_prefix(self, seq: Sequence) -> tuple[list[int], ...]:
         hits: tuple[list[int], ...] = tuple([] for _ in self.pools)
-        if not self.pools[0].caching:
+        if not self.pools[0].caching or seq.request.sampling.prompt_logprobs is not None:
             return hits
         usable = (len(seq.tokens) - 1) // self.block_size
         self._extend_hashes(seq, usable)

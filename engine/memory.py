@@ -33,36 +33,40 @@ def plan_memory(
     max_model_len: int | None,
     max_num_seqs: int,
     kv_cache_memory_bytes: int | None,
+    share: float | None = None,
 ) -> MemoryPlan:
     """Size the pool and the context. Never refuses a long context: it serves min(wanted, model, pool).
 
-    Monotonic: with more free or requested bytes, neither the pool nor the context shrinks; asking for a shorter
-    context never serves less than min(asked, what a longer one got).
+    Monotonic: with more free or requested bytes or a larger share, neither the pool nor the context shrinks;
+    asking for a shorter context never serves less than min(asked, what a longer one got).
 
     Args:
         free_bytes: memory free once the weights are loaded.
         block_bytes, block_size: bytes and tokens of one block (of all groups together).
         max_model_len: context the user wants, None for the model's own.
         kv_cache_memory_bytes: pool the user wants, None for a share of what is free.
+        share: the most that this may be, 0 to 1; None for a quarter and at most 4 GiB.
 
     Raises:
-        MemoryPlanError: not even one block per sequence step fits.
+        MemoryPlanError: not even two blocks fit, or more is asked for than is free.
     """
     budget = kv_cache_memory_bytes
-    if budget is None:
+    if budget is None and share is not None:
+        budget = int(free_bytes * share)
+    elif budget is None:
         budget = min(int(free_bytes * _AUTO_SHARE), _AUTO_LIMIT_BYTES)
     elif budget > free_bytes:
         raise MemoryPlanError(
             f"kv_cache_memory_bytes asks for {_mib(budget)}, but {_mib(free_bytes)} are free; ask for less"
         )
     wanted = min(max_model_len or model_context_len, model_context_len)
-    useful = max_num_seqs * -(-wanted // block_size)
-    num_blocks = min(budget // block_bytes, useful)
-    if num_blocks < 2:
+    if budget < 2 * block_bytes:
         raise MemoryPlanError(
             f"the KV pool would have {_mib(budget)}, but two blocks of {block_size} tokens take "
-            f"{_mib(2 * block_bytes)}; free some memory or raise kv_cache_memory_bytes"
+            f"{_mib(2 * block_bytes)}; free some memory, or raise kv_cache_memory_bytes or gpu_memory_utilization"
         )
+    useful = max(2, max_num_seqs * -(-wanted // block_size))
+    num_blocks = min(budget // block_bytes, useful)
     served = min(wanted, num_blocks * block_size)
     return MemoryPlan(num_blocks, served, _note(served, max_model_len, model_context_len))
 

@@ -73,23 +73,24 @@ class AddTo:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class TakeLogitRows:
-    """out = the rows of x whose logits are wanted, in plan order."""
-
-    x: str
-    out: str
-
-
-Op = Embed | RmsNorm | Linear | Rope | KvWrite | PagedAttention | SiluMul | AddTo | TakeLogitRows
+Op = Embed | RmsNorm | Linear | Rope | KvWrite | PagedAttention | SiluMul | AddTo
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """The operations of a step in order; `output` names the buffer that ends up holding logits [wanted, vocab]."""
+    """The operations of a step in order.
 
-    ops: tuple[Op, ...]
+    Attributes:
+        body: for all tokens of the batch; leaves the hidden states [tokens, hidden] in the buffer `hidden`.
+        head: turns rows of `hidden` into logits [rows, vocab] in the buffer `output`; run on as few rows at a time
+            as memory asks for.
+    """
+
+    body: tuple[Op, ...]
+    hidden: str
+    head: tuple[Op, ...]
     output: str
 
-    def linears(self) -> tuple[Linear, ...]:
-        return tuple(op for op in self.ops if isinstance(op, Linear))
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.body + self.head

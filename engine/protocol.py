@@ -22,9 +22,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Free what the request holds; answered by its terminal event unless it has ended already."""
+    """End a request, or one continuation of it; answered by its terminal events unless it has ended already."""
 
     request_id: str
+    index: int | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

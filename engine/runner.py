@@ -2,52 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
-from appliance.engine.batch import build_batch
+from appliance.engine.batch import Batch, build_batch
 from appliance.engine.config import EngineConfig
 from appliance.engine.decoder import build_program
 from appliance.engine.executors import TorchExecutor
 from appliance.engine.families import read_spec
+from appliance.engine.logprobs import score
+from appliance.engine.machine import available_memory, usable_cpus
 from appliance.engine.memory import MemoryPlan, plan_memory
+from appliance.engine.notes import load_notes
 from appliance.engine.sampler import sample
 from appliance.engine.spec import DecoderSpec
-from appliance.engine.types import StepPlan, StepResult
+from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
 
 # Of the free memory, what the torch executor may fill with dequantised matrices.
 _DENSE_SHARE = 0.6
+_KV_DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Logits of a whole prompt would take gigabytes: they are computed and used up in portions of this size.
+_LOGITS_BYTES = 64 * 2**20
 
 
 class Runner:
-    """Executes plans: builds the batch, runs the program, samples."""
+    """Executes plans: copies blocks, builds the batch, runs the program, scores and samples."""
 
-    def __init__(self, executor: TorchExecutor, block_size: int) -> None:
+    def __init__(self, executor: TorchExecutor, block_size: int, vocab_size: int) -> None:
         self._executor = executor
         self._block_size = block_size
+        self._rows_at_once = max(1, _LOGITS_BYTES // (4 * vocab_size))
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a plan. This memory has one tier, so the plan has no copies."""
-        assert not plan.copies
+        """Run a plan."""
+        self._executor.copy_blocks(plan.copies)
         if not plan.rows:
             return StepResult(())
-        logits = self._executor.run(build_batch(plan, self._block_size))
-        wanted = [index for index, row in enumerate(plan.rows) if row.wants_logits]
-        ids, failed = sample(logits, [plan.rows[index] for index in wanted])
-        token_ids: list[tuple[int, ...]] = [()] * len(plan.rows)
-        for index, token_id in zip(wanted, ids, strict=True):
-            token_ids[index] = (token_id,)
-        return StepResult(tuple(token_ids), frozenset(wanted[index] for index in failed))
+        batch = build_batch(plan, self._block_size)
+        hidden = self._executor.run(batch)
+        results = [RowResult(failed=failed) for failed in self._failed(plan, batch, hidden)]
+        sampled = [i for i, row in enumerate(plan.rows) if row.wants_logits and not results[i].failed]
+        places = [batch.row_starts[index] + plan.rows[index].n_tokens - 1 for index in sampled]
+        for index, logits in zip(sampled, self._logits(hidden, places, batch), strict=True):
+            results[index] = sample(logits, plan.rows[index])
+        for index, row in enumerate(plan.rows):
+            if row.targets and not results[index].failed:
+                first = batch.row_starts[index] + row.score_offset
+                results[index] = self._scored(results[index], row, hidden, first, batch)
+        return StepResult(tuple(results))
+
+    def _failed(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> list[bool]:
+        """For each row of the plan, whether any of its tokens has a hidden state that is not finite."""
+        finite = hidden.isfinite().all(dim=-1).tolist()
+        starts = zip(plan.rows, batch.row_starts, strict=True)
+        return [not all(finite[start : start + row.n_tokens]) for row, start in starts]
+
+    def _logits(self, hidden: torch.Tensor, places: Sequence[int], batch: Batch) -> Iterator[torch.Tensor]:
+        """The logits [vocab] of each of the rows `places` of `hidden`, never more than `_LOGITS_BYTES` at once."""
+        for start in range(0, len(places), self._rows_at_once):
+            yield from self._executor.logits(hidden[list(places[start : start + self._rows_at_once])], batch)
+
+    def _scored(
+        self, result: RowResult, row: PlanRow, hidden: torch.Tensor, first: int, batch: Batch
+    ) -> RowResult:
+        """`result` with the log probabilities of the row's targets."""
+        places = range(first, first + len(row.targets))
+        scored: list[PositionLogprobs] = []
+        failed = result.failed
+        for target, logits in zip(row.targets, self._logits(hidden, places, batch), strict=True):
+            failed = failed or not bool(logits.isfinite().all())
+            scored += score(logits.unsqueeze(0), [target], row.sampling.prompt_logprobs or 0)
+        return replace(result, prompt_logprobs=tuple(scored), failed=failed)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and the memory it was given."""
+    """A model ready to run, the memory it was given, and what is not as it was asked for."""
 
     runner: Runner
     spec: DecoderSpec
@@ -55,6 +95,7 @@ class LoadedModel:
     kv_block_bytes: int
     weight_bytes: int
     eos_token_ids: frozenset[int]
+    notes: tuple[str, ...]
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -65,30 +106,34 @@ def load_model(config: EngineConfig) -> LoadedModel:
         UnsupportedModelError: its architecture or a feature of it is not supported.
         MemoryPlanError: no useful KV pool fits.
     """
-    torch.set_num_threads(config.num_threads or len(psutil.Process().cpu_affinity() or [0]))
+    torch.set_num_threads(config.num_threads or usable_cpus())
     with GGUFCheckpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.metadata, weights.names)
-        group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
+        dtype = _KV_DTYPES[config.kv_cache_dtype]
+        group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype)
         layout = KVLayout((group,), config.block_size)
-        dense_bytes = int(psutil.virtual_memory().available * _DENSE_SHARE)
+        dense_bytes = int(available_memory() * _DENSE_SHARE)
         executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
+        tensor_types = checkpoint.tensor_types()
     memory = plan_memory(
-        free_bytes=psutil.virtual_memory().available,
+        free_bytes=available_memory(),
         block_bytes=layout.block_bytes(0),
         block_size=config.block_size,
         model_context_len=spec.context_len,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        share=config.gpu_memory_utilization,
     )
-    executor.attach_pools(memory.num_blocks)
+    executor.attach_pools(memory.num_blocks, memory.max_model_len)
     return LoadedModel(
-        runner=Runner(executor, config.block_size),
+        runner=Runner(executor, config.block_size, spec.vocab_size),
         spec=spec,
         memory=memory,
         kv_block_bytes=layout.block_bytes(0),
         weight_bytes=executor.weight_bytes,
         eos_token_ids=eos_token_ids,
+        notes=load_notes(config, memory.note, tensor_types),
     )

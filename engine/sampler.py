@@ -1,61 +1,67 @@
-"""Sampling on logits: the next id of each row, a function of its own logits, parameters, seed and position alone."""
+"""Sampling on logits: the next ids of a row, a function of its own logits, parameters, seeds and position alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import blake2b
-from struct import pack
-
 import torch
 
-from appliance.engine.types import PlanRow, SamplingParams
+from appliance.engine.logit_rules import apply_rules
+from appliance.engine.logprobs import score
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.seeds import keyed_uniform
+from appliance.engine.types import PlanRow, RowResult
 
 # Nearly always the nucleus lies within this many tokens, and the rest of the vocabulary need not be sorted.
 _NUCLEUS_GUESS = 512
+_XTC_STREAM = 1
 
 
-def sample(logits: torch.Tensor, rows: Sequence[PlanRow]) -> tuple[list[int], frozenset[int]]:
-    """Choose an id for each row.
+def sample(logits: torch.Tensor, row: PlanRow) -> RowResult:
+    """Choose an id for each of the row's seeds.
 
     Args:
-        logits: [rows, vocab], float32.
-        rows: the plan rows that these logits belong to, in order.
+        logits: [vocab], float32, of the row's last token.
 
     Returns:
-        The ids, and the indices of rows whose logits are not finite (their ids mean nothing).
+        The ids, with their log probabilities where they are wanted; `failed` where the logits are not finite.
     """
-    if not rows:
-        return [], frozenset()
-    ids = logits.argmax(dim=-1).tolist()
-    finite = logits.isfinite().all(dim=-1).tolist()
-    for index, row in enumerate(rows):
-        if finite[index] and row.sampling.temperature > 0:
-            uniform = keyed_uniform(row.seed, row.start + row.n_tokens)
-            ids[index] = _draw(logits[index], row.sampling, uniform)
-    return ids, frozenset(index for index, ok in enumerate(finite) if not ok)
+    if not bool(logits.isfinite().all()):
+        return RowResult((0,), failed=True)
+    ruled = apply_rules(logits, row)
+    if row.sampling.temperature == 0:
+        ids = [int(ruled.argmax())] * len(row.seeds)
+    else:
+        position = row.start + row.n_tokens
+        ids = [_draw(ruled, row.sampling, seed, position) for seed in row.seeds]
+    if row.sampling.logprobs is None:
+        return RowResult(tuple(ids))
+    logprobs = score(logits.expand(len(ids), -1), ids, row.sampling.logprobs)
+    return RowResult(tuple(ids), logprobs)
 
 
-def keyed_uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on (seed, position) alone."""
-    digest = blake2b(pack("<QQ", seed, position), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def _draw(logits: torch.Tensor, sampling: SamplingParams, uniform: float) -> int:
-    """Invert the cumulative distribution of the filtered probabilities at `uniform`.
+def _draw(logits: torch.Tensor, sampling: SamplingParams, seed: int, position: int) -> int:
+    """Invert the cumulative distribution of the filtered probabilities at the number that (seed, position) draws.
 
     Filters in order: temperature; min_p against the most likely token; the top_k most likely; of these, renormalised,
-    the smallest set that reaches top_p.
+    the smallest set that reaches top_p; XTC.
     """
-    probabilities = torch.softmax(logits.double() / sampling.temperature, dim=-1)
-    if sampling.top_k <= 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0:
+    uniform = keyed_uniform(seed, position)
+    # Shifted first: a tiny temperature must not make infinities of differences.
+    shifted = (logits.double() - logits.max()) / sampling.temperature
+    probabilities = torch.softmax(shifted, dim=-1)
+    excludes = keyed_uniform(seed, position, _XTC_STREAM) < sampling.xtc_probability
+    if sampling.top_k <= 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0 and not excludes:
         return _invert(probabilities, uniform)
     kept, token_ids = _most_likely(probabilities, sampling)
     kept = kept[kept >= sampling.min_p * kept[0]]
     if sampling.top_p < 1.0:
         filtered = sampling.top_k > 0 or sampling.min_p > 0
         total = float(kept.sum()) if filtered else 1.0
-        kept = kept[kept.cumsum(0) - kept < sampling.top_p * total]
+        within = int((kept.cumsum(0) - kept < sampling.top_p * total).sum())
+        kept = kept[: max(1, within)]
+    if excludes:
+        likely = int((kept >= sampling.xtc_threshold * kept.sum()).sum())
+        first = max(0, likely - 1)
+        kept, token_ids = kept[first:], token_ids[first:]
     return int(token_ids[_invert(kept, uniform)])
 
 
@@ -67,7 +73,7 @@ def _most_likely(probabilities: torch.Tensor, sampling: SamplingParams) -> tuple
     if vocab > _NUCLEUS_GUESS:
         kept, token_ids = probabilities.topk(_NUCLEUS_GUESS)
         enough = float(kept[-1]) < sampling.min_p * float(kept[0])
-        if sampling.min_p == 0.0:
+        if sampling.min_p == 0.0 and sampling.top_p < 1.0:
             enough = float(kept.sum()) >= sampling.top_p
         if enough:
             return kept, token_ids

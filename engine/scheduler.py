@@ -8,11 +8,22 @@ blocks run out, the running sequence with the lowest claim gives its blocks back
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.engine.kv_cache import KVCache
-from appliance.engine.types import ErrorInfo, PlanRow, Sequence, State, StepPlan, StepResult, TokenEvent
+from appliance.engine.rows import plan_row
+from appliance.engine.seeds import derive_seed
+from appliance.engine.types import (
+    BlockCopy,
+    ErrorInfo,
+    PlanRow,
+    RowResult,
+    Sequence,
+    State,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,9 @@ class Scheduler:
         self.limits = limits
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        # Steered sequences without blocks that have said what may follow them; they wait to be told, not to run.
+        self._parked: list[Sequence] = []
+        self._by_request: dict[str, list[Sequence]] = {}
         self.preemptions_total = 0
         self._step_id = 0
 
@@ -55,15 +69,24 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. It must fit the pool when alone, which `max_model_len` sees to."""
         assert len(seq.tokens) < self.limits.max_model_len
+        self._by_request.setdefault(seq.request.id, []).append(seq)
         self._enqueue(seq)
 
-    def find(self, request_id: str) -> Sequence | None:
-        return next((seq for seq in self._living() if seq.id == request_id), None)
+    def find(self, request_id: str) -> list[Sequence]:
+        """The living sequences of a request."""
+        return list(self._by_request.get(request_id, ()))
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out, whatever it was doing, and free its blocks."""
-        (self.running if seq.state is State.RUNNING else self.waiting).remove(seq)
-        self._end(seq)
+        places = (self.running, self._parked, self.waiting)
+        next(place for place in places if seq in place).remove(seq)
+        if seq.tables:
+            self.kv.release(seq)
+        seq.state = State.FINISHED
+        siblings = self._by_request[seq.request.id]
+        siblings.remove(seq)
+        if not siblings:
+            del self._by_request[seq.request.id]
 
     def plan(self) -> StepPlan:
         """Choose the rows of the next step and take the blocks they need.
@@ -71,54 +94,104 @@ class Scheduler:
         A row never takes the last token of the budget from a running sequence behind it: long prompts are computed
         in chunks beside everybody's next token.
         """
-        rows: dict[str, PlanRow] = {}
+        rows: list[PlanRow] = []
+        copies: list[BlockCopy] = []
         preempted: list[str] = []
         budget = self.limits.token_budget
-        pending = sorted(self.running, key=lambda seq: seq.rank)
+        # A steered sequence has no deficit until it is told how to go on.
+        pending = sorted((seq for seq in self.running if seq.deficit), key=lambda seq: seq.rank)
+        pending = pending[: self.limits.max_num_seqs]
         while pending:
             seq = pending.pop(0)
             num_tokens = min(seq.deficit, budget - len(pending))
-            while not self.kv.grow(seq, seq.num_computed + num_tokens):
+            while (needed := self.kv.grow(seq, seq.num_computed + num_tokens)) is None:
                 victim = max(self.running, key=lambda other: other.rank)
                 self._preempt(victim)
-                preempted.append(victim.id)
+                preempted.append(victim.request.id)
                 if victim is seq:
                     break
-                pending.remove(victim)
-            if seq.state is State.RUNNING:
-                rows[seq.id] = self._row(seq, num_tokens)
+                if victim in pending:
+                    pending.remove(victim)
+            if needed is not None:
+                copies += needed
+                rows.append(plan_row(seq, num_tokens, self.limits.eos_token_ids))
                 budget -= num_tokens
         if not preempted:
             self._admit(rows, budget)
+        if not rows:
+            # What is held back by sequences that wait to be told how to go on.
+            for seq in list(self.running):
+                self._preempt(seq)
+            self._admit(rows, budget)
         self._step_id += 1
-        return StepPlan(self._step_id, tuple(rows.values()), preempted=tuple(preempted))
+        return StepPlan(self._step_id, tuple(rows), tuple(copies), tuple(preempted))
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
-        """Take in what a step computed: advance, append ids, end what has ended."""
+        """Take in what a step computed: advance, append ids, fork, end what has ended."""
         events = []
-        by_id = {seq.id: seq for seq in self.running}
-        for index, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
-            seq = by_id[row.request_id]
-            if index in result.failed:
+        by_key = {seq.key: seq for seq in self.running}
+        for row, computed in zip(plan.rows, result.rows, strict=True):
+            seq = by_key[row.request_id, row.index]
+            if seq.state is State.FINISHED:  # a row before this one failed, and with it the request
+                continue
+            if computed.failed:
                 error = ErrorInfo("numerical_error", "the model computed a value that is not a number")
-                events.append(self._event(seq, (), "error", error=error))
-                self.kv.forget(seq)
-                self.remove(seq)
+                events.append(self.fail(seq.request.id, error))
                 continue
             self.kv.advance(seq, row.n_tokens)
-            if ids:
-                events.append(self._append(seq, ids[0]))
+            seq.num_scored += len(computed.prompt_logprobs)
+            events += self._take_in(seq, computed)
         return events
+
+    def steer(self, request_id: str, choices: list[tuple[int, int]]) -> list[int]:
+        """Go on with these (index, next id) pairs of a steered request; continuations that are not named end silently.
+
+        Returns:
+            For each pair, the index of the continuation that it became: the first of a parent is the parent itself.
+        """
+        by_index = {seq.index: seq for seq in self.find(request_id)}
+        next_index = max(by_index) + 1
+        children: list[Sequence] = []
+        for index, _ in choices:
+            parent = by_index[index]
+            if parent in children:
+                children.append(self._fork(parent, next_index))
+                next_index += 1
+            else:
+                children.append(parent)
+        for seq in by_index.values():
+            if seq not in children:
+                self.remove(seq)
+        for child, (_, token_id) in zip(children, choices, strict=True):
+            child.tokens.append(token_id)
+            if child in self._parked:
+                self._parked.remove(child)
+                self._enqueue(child)
+        return [child.index for child in children]
+
+    def end(self, seq: Sequence, reason: str) -> TokenEvent:
+        """End one continuation."""
+        self.remove(seq)
+        return self._event(seq, finish_reason=reason)
+
+    def fail(self, request_id: str, error: ErrorInfo) -> TokenEvent:
+        """End a living request with an error; what its blocks hold is not to be trusted."""
+        for seq in self.find(request_id):
+            self.kv.forget(seq)
+            self.remove(seq)
+        return TokenEvent(request_id=request_id, finish_reason="error", is_last=True, error=error)
 
     def check(self) -> None:
         """Assert that states, queues and block tables agree."""
         assert all(seq.state is State.RUNNING for seq in self.running)
         assert all(seq.state is State.WAITING and not any(seq.tables) for seq in self.waiting)
-        assert len(self.running) <= self.limits.max_num_seqs
-        self.kv.check(self._living())
+        assert sum(not seq.request.is_steered for seq in self.running) <= self.limits.max_num_seqs
+        living = [*self.running, *self.waiting, *self._parked]
+        assert sorted(map(id, living)) == sorted(id(s) for each in self._by_request.values() for s in each)
+        self.kv.check(living)
 
-    def _admit(self, rows: dict[str, PlanRow], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+    def _admit(self, rows: list[PlanRow], budget: int) -> None:
+        while self.waiting and budget > 0 and len(rows) < self.limits.max_num_seqs:
             seq = self.waiting[0]
             # Room for each running sequence to grow by a block, so that admitting one does not preempt another.
             if not self.kv.admit(seq, spare=len(self.running)):
@@ -129,65 +202,93 @@ class Scheduler:
             seq.state = State.RUNNING
             self.running.append(seq)
             num_tokens = min(seq.deficit, budget)
-            rows[seq.id] = self._row(seq, num_tokens)
+            rows.append(plan_row(seq, num_tokens, self.limits.eos_token_ids))
             budget -= num_tokens
-
-    def _row(self, seq: Sequence, num_tokens: int) -> PlanRow:
-        stop = seq.num_computed + num_tokens
-        return PlanRow(
-            request_id=seq.id,
-            token_ids=tuple(seq.tokens[seq.num_computed : stop]),
-            start=seq.num_computed,
-            tables=tuple(tuple(table) for table in seq.tables),
-            wants_logits=stop == len(seq.tokens),
-            sampling=seq.request.sampling,
-            seed=seq.seed,
-        )
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        has_said = seq.deficit == 0
         self.kv.release(seq)
         seq.num_preemptions += 1
         self.preemptions_total += 1
-        self._enqueue(seq)
+        if has_said:
+            seq.state = State.WAITING
+            self._parked.append(seq)
+        else:
+            self._enqueue(seq)
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.state = State.WAITING
         insort(self.waiting, seq, key=lambda other: (other.num_preemptions == 0, other.rank))
 
-    def _append(self, seq: Sequence, token_id: int) -> TokenEvent:
+    def _take_in(self, seq: Sequence, computed: RowResult) -> list[TokenEvent]:
+        """The events of a row: each id goes to a continuation of its own, the first one to `seq`."""
+        if seq.request.is_steered:
+            return [self._event(seq, RowResult(logprobs=computed.logprobs))] if computed.logprobs else []
+        if computed.token_ids:
+            continuations = [seq, *(self._fork(seq, index) for index in range(1, len(computed.token_ids)))]
+            return [self._append(each, computed, place) for place, each in enumerate(continuations)]
+        complete = seq.deficit == 0  # and nothing was to be generated
+        if complete:
+            self.remove(seq)
+        if complete or computed.prompt_logprobs:
+            return [self._event(seq, computed, "length" if complete else None)]
+        return []
+
+    def _fork(self, parent: Sequence, index: int) -> Sequence:
+        """Another continuation of the same prompt; it waits, to be computed again, where no more may run."""
+        child = Sequence(
+            parent.request,
+            list(parent.tokens),
+            derive_seed(parent.seed, index),
+            block_hashes=list(parent.block_hashes),
+            index=index,
+            num_cached=parent.num_cached,
+            num_scored=parent.num_scored,
+        )
+        self._by_request[parent.request.id].append(child)
+        has_room = parent.request.is_steered or len(self.running) < self.limits.max_num_seqs
+        if parent.state is State.RUNNING and has_room:
+            self.kv.fork(parent, child)
+            child.state = State.RUNNING
+            self.running.append(child)
+        else:
+            child.num_preemptions = 1
+            self._enqueue(child)
+        return child
+
+    def _append(self, seq: Sequence, computed: RowResult, place: int) -> TokenEvent:
+        """Give a continuation the id at `place`; the prompt's log probabilities go with the first one."""
+        token_id = computed.token_ids[place]
+        prompt_logprobs = computed.prompt_logprobs if place == 0 else ()
         sampling = seq.request.sampling
         is_eos = token_id in self.limits.eos_token_ids and not sampling.ignore_eos
         if is_eos or token_id in sampling.stop_token_ids:
             self.remove(seq)
-            return self._event(seq, (), "stop", stop_token_id=token_id)
+            return self._event(seq, RowResult(prompt_logprobs=prompt_logprobs), "stop", token_id)
         seq.tokens.append(token_id)
         full = seq.num_generated == sampling.max_tokens or len(seq.tokens) == self.limits.max_model_len
         if full:
             self.remove(seq)
-        return self._event(seq, (token_id,), "length" if full else None)
+        news = RowResult((token_id,), computed.logprobs[place : place + 1], prompt_logprobs)
+        return self._event(seq, news, "length" if full else None)
 
     def _event(
         self,
         seq: Sequence,
-        token_ids: tuple[int, ...],
-        finish_reason: str | None,
+        news: RowResult | None = None,
+        finish_reason: str | None = None,
         stop_token_id: int | None = None,
-        error: ErrorInfo | None = None,
     ) -> TokenEvent:
+        news = news or RowResult()
         return TokenEvent(
-            request_id=seq.id,
-            token_ids=token_ids,
+            request_id=seq.request.id,
+            index=seq.index,
+            token_ids=news.token_ids,
+            logprobs=news.logprobs,
+            prompt_logprobs=news.prompt_logprobs,
             finish_reason=finish_reason,
+            is_last=finish_reason is not None and not self.find(seq.request.id),
             stop_token_id=stop_token_id,
             num_cached_tokens=seq.num_cached,
-            error=error,
         )
-
-    def _end(self, seq: Sequence) -> None:
-        if seq.tables:
-            self.kv.release(seq)
-        seq.state = State.FINISHED
-
-    def _living(self) -> Iterable[Sequence]:
-        return [*self.running, *self.waiting]

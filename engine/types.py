@@ -5,91 +5,32 @@ Frozen records that cross the process boundary are `msgspec.Struct`s; they are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
 
-from appliance.engine.errors import ParameterError
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_SEED = 2**63 - 1
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the next token is chosen and when a sequence ends.
-
-    Attributes:
-        temperature: 0 picks the most likely token (greedy); otherwise logits are divided by it. Range 0…2.
-        top_p: keep the smallest set of tokens whose probabilities sum to at least `top_p`. Range (0, 1].
-        top_k: keep the `top_k` most likely tokens; 0 or -1 keeps all.
-        min_p: drop tokens less likely than `min_p` times the most likely one. Range 0…1.
-        seed: makes the sampled ids a function of (seed, position) alone; None draws a seed per request.
-        max_tokens: end with reason "length" after this many tokens; None runs to the end of the context.
-        stop: strings that end the text and are not part of it (at most 16, each at most 256 characters).
-        stop_token_ids: ids that end the sequence, in addition to the model's own.
-        ignore_eos: go on past the model's end-of-sequence tokens.
-
-    Raises:
-        ParameterError: a value is outside its range; `param` names it.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        stop: str | Iterable[str] | None = self.stop
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        msgspec.structs.force_setattr(self, "stop", stops)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        self._check()
-
-    def _check(self) -> None:
-        # `not (a <= x <= b)` rather than `x < a or x > b`, so that NaN is refused too.
-        if not 0.0 <= self.temperature <= 2.0:
-            raise ParameterError("temperature", f"temperature is {self.temperature}, expected 0 to 2")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ParameterError("top_p", f"top_p is {self.top_p}, expected more than 0 and at most 1")
-        if self.top_k < -1:
-            raise ParameterError(
-                "top_k", f"top_k is {self.top_k}, expected -1 or 0 (all) or a positive count"
-            )
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ParameterError("min_p", f"min_p is {self.min_p}, expected 0 to 1")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise ParameterError("seed", f"seed is {self.seed}, expected 0 to 2**63 - 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ParameterError("max_tokens", f"max_tokens is {self.max_tokens}, expected at least 1")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise ParameterError(
-                "stop", f"{len(self.stop)} stop strings, expected at most {MAX_STOP_STRINGS}"
-            )
-        for text in self.stop:
-            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise ParameterError(
-                    "stop", f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters"
-                )
-        if any(token < 0 for token in self.stop_token_ids):
-            raise ParameterError("stop_token_ids", "stop_token_ids must not be negative")
+from appliance.engine.sampling_params import SamplingParams
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue. Lower `priority` runs first; `arrived_at` (seconds) breaks ties."""
+    """One prompt to continue. Of those that wait, lower `priority` comes first, then earlier `arrived_at` (seconds).
+
+    A request that runs is not interrupted for one that waits; when memory is short, the lowest claim gives way.
+
+    Attributes:
+        bad_sequences: the token ids of `sampling.bad_words`, each in all the spellings that the tokeniser knows.
+        is_steered: the engine samples nothing: it tells the log probabilities of what may follow each continuation, and
+            goes on with those that `Engine.steer` names.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     arrived_at: float
     priority: int = 0
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    is_steered: bool = False
 
 
 class State(Enum):
@@ -105,14 +46,16 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request being served.
+    """A continuation of a request's prompt being generated.
 
     Attributes:
+        index: which continuation it is; the first one computes the prompt, the others are forked from it.
         tokens: prompt and generated ids, oldest first.
         num_computed: how many of `tokens` have their keys and values in KV memory; the rest is the deficit.
         tables: for each KV group, the ids of the blocks that hold this sequence, in token order.
         block_hashes: for each full block of `tokens` known so far, its chained hash (group 0's block size).
-        seed: the request's seed, or the one drawn for it; kept over preemption.
+        seed: of this continuation: the request's seed, or the one drawn for it, and the index; kept over preemption.
+        num_scored: prompt tokens whose log probabilities have been given out.
         num_cached: prompt tokens that the prefix cache spared on first admission.
     """
 
@@ -123,12 +66,15 @@ class Sequence:
     tables: tuple[list[int], ...] = ()
     block_hashes: list[bytes] = field(default_factory=list)
     state: State = State.WAITING
+    index: int = 0
     num_cached: int = 0
+    num_scored: int = 0
     num_preemptions: int = 0
 
     @property
-    def id(self) -> str:
-        return self.request.id
+    def key(self) -> tuple[str, int]:
+        """Names the sequence among all that live: the request's id and the index."""
+        return (self.request.id, self.index)
 
     @property
     def num_prompt(self) -> int:
@@ -143,9 +89,9 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
-    def rank(self) -> tuple[int, float, str]:
-        """Order of service: priority, then arrival; the id makes it total."""
-        return (self.request.priority, self.request.arrived_at, self.request.id)
+    def rank(self) -> tuple[int, float, str, int]:
+        """Order of service: priority, then arrival; the id and the index make it total."""
+        return (self.request.priority, self.request.arrived_at, self.request.id, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +116,16 @@ class PlanRow:
     """What one sequence does in a step.
 
     Attributes:
+        index: which continuation of the request.
         token_ids: the tokens whose keys and values are computed, at positions start, start + 1, …
         tables: for each KV group, the block ids covering positions 0 … start + len(token_ids) - 1.
         wants_logits: whether the last token's logits are sampled (the row has no deficit left).
-        seed: with the sampled position, the key of the random number that this row draws.
+        seeds: one for each id to sample from these logits; with the sampled position, it keys the random numbers.
+        num_prompt: how many of the sequence's tokens are the prompt.
+        context: all tokens of the sequence, where `sampling.needs_context`, else empty.
+        forbidden: ids that may not be sampled here (the ends of a sequence that is too short to end).
+        score_offset, targets: `targets[i]` is the prompt token that follows `token_ids[score_offset + i]`, and its
+            log probability is wanted.
         n_draft: how many trailing `token_ids` are unverified guesses.
         mask_id: the grammar mask that applies to the logits, None for none.
     """
@@ -184,7 +136,14 @@ class PlanRow:
     tables: tuple[tuple[int, ...], ...]
     wants_logits: bool
     sampling: SamplingParams
-    seed: int
+    seeds: tuple[int, ...]
+    index: int = 0
+    num_prompt: int = 0
+    context: tuple[int, ...] = ()
+    forbidden: tuple[int, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    score_offset: int = 0
+    targets: tuple[int, ...] = ()
     n_draft: int = 0
     mask_id: int | None = None
 
@@ -207,17 +166,43 @@ class StepPlan:
         return sum(row.n_tokens for row in self.rows)
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token's natural log probability before any sampling parameter, and its rank (1 is the most likely)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """At one position: the token that is there, and the most likely ones, best first."""
+
+    token: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step computed.
+class RowResult:
+    """What a step computed for one row of the plan.
 
     Attributes:
-        token_ids: for each row of the plan, in order, the ids it sampled (empty where no logits were wanted).
-        failed: indices of rows whose logits were not finite.
+        token_ids: one for each of the row's seeds; empty where no logits were wanted.
+        logprobs: of these ids, where the request wants log probabilities, else empty.
+        prompt_logprobs: of the row's `targets`.
+        failed: the logits were not finite; the ids mean nothing.
     """
 
-    token_ids: tuple[tuple[int, ...], ...]
-    failed: frozenset[int] = frozenset()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, row by row of its plan."""
+
+    rows: tuple[RowResult, ...]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -228,18 +213,26 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """News of one request. The last one of a request carries `finish_reason`, and nothing follows it.
+    """News of one continuation of a request.
 
     Attributes:
+        index: which continuation; of an error or an abort of the whole request, 0.
         token_ids: newly generated ids, in order. A stop token that ended the sequence is not among them.
-        finish_reason: "stop", "length", "abort" or "error"; None while the sequence goes on.
+        logprobs: of these ids, where wanted.
+        prompt_logprobs: of further tokens of the prompt, in order, where wanted.
+        finish_reason: "stop", "length", "abort" or "error"; None while the continuation goes on.
+        is_last: nothing follows of this request.
         stop_token_id: the token that ended it, where one did.
         num_cached_tokens: prompt tokens found in the prefix cache.
     """
 
     request_id: str
+    index: int = 0
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: str | None = None
+    is_last: bool = False
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: ErrorInfo | None = None

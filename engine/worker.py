@@ -1,16 +1,12 @@
 """The engine worker: one process per loaded model, driven by the daemon over ZeroMQ.
 
-Started as `python -m appliance.engine.worker ADDRESS`; speaks `engine.protocol`. Ends when told to, or with the
+Started as `python -m appliance.engine ADDRESS PARENT_PID`; speaks `engine.protocol`. Ends when told to, or with the
 daemon. Unloading a model is ending its worker: every byte comes back, always.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import signal
-import sys
 import time
 
 import zmq
@@ -22,7 +18,8 @@ from appliance.engine.errors import EngineError
 from appliance.engine.types import ErrorInfo, TokenEvent
 from appliance.quant.errors import CheckpointError
 
-_PR_SET_PDEATHSIG = 1
+_START_TIMEOUT_MS = 60_000
+_MESSAGES_PER_STEP = 64
 log = logging.getLogger("appliance.worker")
 
 
@@ -46,7 +43,10 @@ class Worker:
     def _take_messages(self) -> bool:
         """Handle every message that has arrived, waiting for one only while there is no work; False: stop."""
         timeout_ms = 0 if self._engine.has_work else int(protocol.HEARTBEAT_S * 1000)
-        while self._socket.poll(timeout_ms):
+        # So many at most, lest a flood of requests keep those that run from their next step.
+        for _ in range(_MESSAGES_PER_STEP):
+            if not self._socket.poll(timeout_ms):
+                break
             match protocol.decode_to_worker(self._socket.recv()):
                 case protocol.Submit(request):
                     try:
@@ -54,11 +54,14 @@ class Worker:
                     except EngineError as error:
                         info = ErrorInfo(error.code, str(error))
                         self._send_events(
-                            [TokenEvent(request_id=request.id, finish_reason="error", error=info)]
+                            [
+                                TokenEvent(
+                                    request_id=request.id, finish_reason="error", is_last=True, error=info
+                                )
+                            ]
                         )
-                case protocol.Abort(request_id):
-                    event = self._engine.abort(request_id)
-                    self._send_events([event] if event else [])
+                case protocol.Abort(request_id, index):
+                    self._send_events(self._engine.abort(request_id, index))
                 case protocol.Stop():
                     return False
                 case protocol.Start():
@@ -68,7 +71,7 @@ class Worker:
 
     def _step(self) -> None:
         plan = self._engine.plan()
-        begun = tuple(sorted(row.request_id for row in plan.rows))
+        begun = tuple(sorted({row.request_id for row in plan.rows}))
         if begun != self._begun:
             self._begun = begun
             self._send(protocol.StepBegan(begun))
@@ -92,12 +95,15 @@ class Worker:
 
 def main(address: str) -> int:
     """Load the model that the daemon names, serve it until told to stop, and return the exit code."""
-    _die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     context = zmq.Context()
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.set(zmq.SNDHWM, 0)
     socket.connect(address)
+    if not socket.poll(_START_TIMEOUT_MS):
+        log.error("the daemon sent nothing within %d s", _START_TIMEOUT_MS // 1000)
+        context.destroy(linger=0)
+        return 1
     start = protocol.decode_to_worker(socket.recv())
     assert isinstance(start, protocol.Start), f"the first message was {type(start).__name__}, expected Start"
     try:
@@ -125,19 +131,6 @@ def _load(config: EngineConfig) -> Engine:
         raise _LoadError(ErrorInfo("bad_checkpoint", str(error))) from error
     except EngineError as error:
         raise _LoadError(ErrorInfo(error.code, str(error))) from error
-    except (OSError, MemoryError) as error:
-        raise _LoadError(ErrorInfo("load_failed", str(error) or type(error).__name__)) from error
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when the daemon ends, however it ends. Ctrl-C is the daemon's to handle."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    except Exception as error:
+        log.exception("the model could not be loaded")
+        raise _LoadError(ErrorInfo("load_failed", f"{type(error).__name__}: {error}")) from error

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Whole blocks fit between the boundaries at which attention splits a context.
+BLOCK_SIZES = (8, 16, 32, 64)
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
@@ -33,6 +36,10 @@ class KVLayout:
 
     groups: tuple[KVGroup, ...]
     block_size: int
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size is {self.block_size}, expected one of {BLOCK_SIZES}")
 
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of `group`: `block_size` tokens of keys and values in all its layers."""

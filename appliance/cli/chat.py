@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import ssl
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,13 +25,23 @@ class ChatError(ModelError):
 
 
 class ChatClient:
-    """Talks to one daemon. Closing an answer's iterator ends the request on the server as well."""
+    """Talks to one daemon. Closing an answer's iterator ends the request on the server as well.
 
-    def __init__(self, base_url: str, api_key: str | None) -> None:
+    Args:
+        certificate: the very certificate that the daemon must have; None: any that is valid for its name.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, certificate: Path | None = None) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # The daemon is this machine's or one named by its address: no proxy is between it and us.
-        self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            headers=headers,
+            timeout=TIMEOUT,
+            trust_env=False,
+            verify=_only(certificate) if certificate else True,
+        )
 
     def __enter__(self) -> ChatClient:
         return self
@@ -76,6 +89,23 @@ class ChatClient:
                 yield from _pieces(answer.iter_lines())
         except httpx.TransportError as error:
             raise ChatError(f"the daemon at {self.base_url} went away: {error}") from None
+
+
+def _only(certificate: Path) -> ssl.SSLContext:
+    """Trusts the first certificate in the file and no other, whatever name the daemon is called by.
+
+    Raises:
+        ChatError: there is none in it.
+    """
+    try:
+        text = certificate.read_text(encoding="ascii", errors="replace")
+        found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", text, re.DOTALL)
+        context = ssl.create_default_context(cadata=found[0] if found else "")
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise ChatError(f"cannot read a certificate from ssl_certfile {certificate}: {error}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -1,60 +1,22 @@
-"""The `appliance` command. Whatever is heavy is imported by the command that needs it."""
+"""The `appliance` command: what holds for all of its commands."""
 
 from __future__ import annotations
 
-import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
-import typer
+from appliance.cli.console import note, open_missing_streams
 
-from appliance import __version__
-from appliance.cli import models
-from appliance.cli.console import note, say
-from appliance.cli.run import run
-from appliance.cli.serve import serve
-from appliance.engine.errors import EngineError
-from appliance.names import ModelError
-from appliance.quant.errors import CheckpointError
-from appliance.settings import SettingsError
-
-EXPECTED_ERRORS = (ModelError, SettingsError, EngineError, CheckpointError, OSError)
-
-app = typer.Typer(
-    name="appliance",
-    help="Serve quantised language models from this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-@app.command("version")
-def show_version() -> None:
-    """Show the versions that a bug report needs."""
-    from appliance.kernels.native import describe
-
-    try:
-        torch = version("torch")  # from its metadata: importing it takes seconds
-    except PackageNotFoundError:
-        torch = "not installed"
-    say(f"appliance {__version__}")
-    say(f"python {platform.python_version()}")
-    say(f"torch {torch}")
-    say(describe())
-
-
-app.command("serve")(serve)
-app.command("run")(run)
-app.command("pull")(models.pull)
-app.command("list")(models.list_models)
-app.command("show")(models.show)
-app.command("rm")(models.rm)
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line. Exit codes: 1 for an error, 2 for a usage error, 130 for Ctrl-C."""
+    open_missing_streams()
+    try:
+        # Here, because it takes long enough to be interrupted.
+        from appliance.cli.commands import EXPECTED_ERRORS, app
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     try:
         app()
     except EXPECTED_ERRORS as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -11,13 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from appliance.cli.chat import ChatClient, ChatError
-from appliance.settings import Settings
+from appliance.engine.lifeline import die_with_parent
+from appliance.settings import Settings, environment_with
 
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -33,18 +35,22 @@ def own_daemon(settings: Settings) -> Iterator[ChatClient]:
     command = [sys.executable, *safe_path, "-m", "appliance.cli.main", "serve", settings.model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--drain-timeout", "0"]
     command += ["--download-dir", str(settings.download_dir), "--config-dir", str(settings.config_dir)]
+    # Whatever keys and certificates are configured: this daemon answers to us, over plain loopback.
+    key = secrets.token_urlsafe(32)
+    environment = environment_with(api_key=key, ssl_certfile="", ssl_keyfile="")
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
             command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
             # Ctrl-C ends an answer, not the daemon.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
         try:
-            with ChatClient(f"http://127.0.0.1:{port}", settings.api_key) as client:
+            with ChatClient(f"http://127.0.0.1:{port}", key) as client:
                 while not client.is_ready():
                     if child.poll() is not None:
                         said.seek(0)
@@ -73,8 +79,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from appliance.cli.console import note
-from appliance.settings import Settings, load_settings
+from appliance.settings import LOOPBACK_HOSTS, Settings, load_settings
 
 if TYPE_CHECKING:
     from appliance.cli.chat import ChatClient, Message
@@ -40,6 +42,7 @@ def run(
 
     What is piped in is the question, or is appended to it.
     """
+    _check_name(model, question)
     settings = load_settings({"model": model})
     prompt = _prompt(question)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -60,6 +63,19 @@ def run(
         raise typer.Exit(READER_GONE) from None
 
 
+def _check_name(model: str | None, question: str | None) -> None:
+    """Whoever leaves out the model has their question taken for one."""
+    from appliance.names import ModelName, ModelNameError
+    from appliance.store import looks_like_path
+
+    if model is None or question is not None or looks_like_path(model):
+        return
+    try:
+        ModelName.parse(model)
+    except ModelNameError as error:
+        raise ModelNameError(f"{error}; to ask something, write `appliance run MODEL QUESTION`") from None
+
+
 def _prompt(question: str | None) -> str | None:
     """The question with what was piped in, or None for a conversation."""
     if sys.stdin.isatty():
@@ -78,7 +94,8 @@ def _connected(settings: Settings, model: str | None, url: str | None) -> Iterat
     from appliance.cli.own_daemon import own_daemon
     from appliance.pull.ensure import ensure_model
 
-    with ChatClient(url or _configured_url(settings), settings.api_key) as client:
+    key = next(iter(settings.api_key), None)
+    with ChatClient(url or settings.url(), key, _own_certificate(settings, url)) as client:
         served = _served(client, must_answer=url is not None)
         wanted = _canonical(settings, model) if model else None
         if served and (wanted is None or wanted in served):
@@ -93,6 +110,12 @@ def _connected(settings: Settings, model: str | None, url: str | None) -> Iterat
         note(f"loading {name}")
     with own_daemon(settings) as own:
         yield own, settings.served_model_name or name
+
+
+def _own_certificate(settings: Settings, url: str | None) -> Path | None:
+    """The configured certificate, where it is our own daemon that is asked."""
+    ours = url is None or urlsplit(url).hostname in (*LOOPBACK_HOSTS, settings.host)
+    return settings.ssl_certfile if ours else None
 
 
 def _served(client: ChatClient, must_answer: bool) -> list[str]:
@@ -119,11 +142,6 @@ def _canonical(settings: Settings, model: str) -> str:
         return Store(settings.download_dir).resolve(model).name
     except ModelError:
         return model
-
-
-def _configured_url(settings: Settings) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _print_answer(pieces: Iterator[str]) -> None:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.daemon import sse
-from appliance.daemon.errors import report
 from appliance.daemon.generation import Delta, Job, generate_all
 from appliance.daemon.state import Daemon
+from appliance.engine.types import PositionLogprobs
+from appliance.text.continuation import most_likely
 
 Chunk = dict[str, Any]
 
 
-def usage(jobs: Sequence[Job], last: Sequence[Delta | None]) -> Chunk:
-    """OpenAI's usage object over all prompts; `last` holds the newest delta of each."""
+@dataclass(slots=True)
+class Answer:
+    """One continuation, whole."""
+
+    text: str = ""
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.last = delta
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.last.finish_reason if self.last else None
+
+
+@dataclass(slots=True)
+class Prompted:
+    """All that was answered to one prompt; `answers` are those to return, best first where they were chosen."""
+
+    job: Job
+    answers: list[Answer]
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+
+def usage(jobs: Sequence[Job], last: Iterable[Delta | None]) -> Chunk:
+    """OpenAI's usage object over all prompts; `last` holds the newest delta of each continuation."""
+    deltas = [delta for delta in last if delta]
     prompt = sum(len(job.prompt_ids) for job in jobs)
-    completion = sum(delta.completion_tokens for delta in last if delta)
-    cached = sum(delta.cached_tokens for delta in last if delta)
+    completion = sum(delta.completion_tokens for delta in deltas)
+    # Every continuation of a prompt tells the same.
+    cached = sum(delta.cached_tokens for delta in deltas if delta.index == 0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -27,49 +58,48 @@ def usage(jobs: Sequence[Job], last: Sequence[Delta | None]) -> Chunk:
     }
 
 
-async def gather(daemon: Daemon, jobs: Sequence[Job]) -> tuple[list[str], list[Delta | None]]:
-    """The whole text of each job and its last delta."""
-    texts = [""] * len(jobs)
-    last: list[Delta | None] = [None] * len(jobs)
+async def gather(daemon: Daemon, jobs: Sequence[Job]) -> tuple[list[Prompted], Chunk]:
+    """The whole answers to each job, and the usage."""
+    found = [Prompted(job, [Answer() for _ in range(job.sampling.num_sequences)]) for job in jobs]
     async with aclosing(generate_all(daemon, jobs)) as deltas:
-        async for index, delta in deltas:
-            texts[index] += delta.text
-            last[index] = delta
-    return texts, last
+        async for place, delta in deltas:
+            found[place].answers[delta.index].add(delta)
+            found[place].prompt_logprobs += delta.prompt_logprobs
+    counts = usage(jobs, [answer.last for prompted in found for answer in prompted.answers])
+    for prompted in found:
+        wanted = prompted.job.sampling.n
+        if len(prompted.answers) > wanted:
+            prompted.answers = most_likely(prompted.answers, wanted)
+    return found, counts
 
 
 async def stream(
     daemon: Daemon,
     jobs: Sequence[Job],
     head: Chunk,
-    opening: Callable[[int], Chunk | None],
-    choices: Callable[[int, Delta], list[Chunk]],
+    opening: Callable[[int, int], Chunk | None],
+    choices: Callable[[int, int, Delta], list[Chunk]],
     with_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """Frames of a streamed answer; none before the first delta, so that early errors keep their status.
 
+    An error is raised; it is shown as a response, or as the last frame of a stream that has begun.
+
     Args:
         head: what every chunk carries.
-        opening: the choice that precedes the first one of a job, if the route has such.
-        choices: the choices that say what a delta says, one chunk each.
+        opening: for a job's place and a choice's index, the choice that precedes its first one, if the route has such.
+        choices: for a job's place and a choice's index, the choices that say what a delta says, one chunk each.
         with_usage: end with a chunk of token counts, and mention it in the others, as OpenAI does.
     """
-    last: list[Delta | None] = [None] * len(jobs)
+    last: dict[tuple[int, int], Delta] = {}
     extra = {"usage": None} if with_usage else {}
-    began = False
-    try:
-        async with aclosing(generate_all(daemon, jobs)) as deltas:
-            async for index, delta in deltas:
-                first = opening(index) if last[index] is None else None
-                last[index] = delta
-                for choice in [*([first] if first else []), *choices(index, delta)]:
-                    began = True
-                    yield sse.frame({**head, "choices": [choice], **extra})
-    except Exception as error:
-        if not began:
-            raise
-        yield report(error, daemon.metrics).frame()
-        return
+    async with aclosing(generate_all(daemon, jobs)) as deltas:
+        async for place, delta in deltas:
+            index = place * jobs[place].sampling.n + delta.index
+            first = None if (place, delta.index) in last else opening(place, index)
+            last[place, delta.index] = delta
+            for choice in [*([first] if first else []), *choices(place, index, delta)]:
+                yield sse.frame({**head, "choices": [choice], **extra})
     if with_usage:
-        yield sse.frame({**head, "choices": [], "usage": usage(jobs, last)})
+        yield sse.frame({**head, "choices": [], "usage": usage(jobs, last.values())})
     yield sse.DONE

@@ -8,8 +8,10 @@ from starlette.responses import Response
 
 import appliance
 from appliance.daemon import routes_chat, routes_completions, routes_models, routes_status
+from appliance.daemon.cors import Cors
 from appliance.daemon.errors import ErrorEdge, report
-from appliance.daemon.guards import AccessGuard, BodyLimit, Gate
+from appliance.daemon.gate import Gate
+from appliance.daemon.guards import AccessGuard, BodyLimit
 from appliance.daemon.state import Daemon
 
 
@@ -27,6 +29,8 @@ def build_app(daemon: Daemon) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=daemon.settings.max_body_bytes)
     app.add_middleware(AccessGuard, settings=daemon.settings)
     app.add_middleware(ErrorEdge, metrics=daemon.metrics)
+    # Outside of the errors too, so that an allowed page can read why it was refused.
+    app.add_middleware(Cors, origins=daemon.settings.allowed_origins)
     return app
 
 

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance.daemon import sse
 from appliance.daemon.metrics import Metrics
 from appliance.daemon.router import UnknownModelError
 from appliance.daemon.worker import WorkerUnavailableError
@@ -23,9 +24,14 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
 
+_INTERNAL = "internal_error"
 _STATUS_OF_ENGINE_CODE = {
     "context_length_exceeded": 400,
     "invalid_parameter": 400,
+    "worker_died": 500,
+    "step_failed": 500,
+    "numerical_error": 500,
+    _INTERNAL: 500,
     "request_timeout": 504,
     "shutting_down": 503,
     "model_unavailable": 503,
@@ -85,8 +91,8 @@ def report(error: Exception, metrics: Metrics) -> ApiError:
         incident = uuid.uuid4().hex[:8]
         log.error("internal error %s", incident, exc_info=error)
         message = f"internal error {incident}; the daemon's log says more"
-        shown = ApiError(500, message, code="internal_error")
-    metrics.errors.labels(shown.code).inc()
+        shown = ApiError(500, message, code=_INTERNAL)
+    metrics.errors.labels(shown.code, str(shown.status)).inc()
     return shown
 
 
@@ -113,18 +119,26 @@ def _translate(error: Exception) -> ApiError | None:
 
 
 class ErrorEdge:
-    """ASGI middleware: an exception becomes a response; if one has begun, the connection is cut instead."""
+    """ASGI middleware: an exception becomes a response.
+
+    If one has begun, it becomes the last frame where that is an event stream; otherwise the connection is cut.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        # A series that appears with its first event has no rate before the second one: alerts would sleep on.
+        for code, status in _STATUS_OF_ENGINE_CODE.items():
+            if status >= 500:
+                metrics.errors.labels(code, str(status))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = False
+        began = streams = False
 
         async def watched_send(message: Message) -> None:
-            nonlocal began
-            began = began or message["type"] == "http.response.start"
+            nonlocal began, streams
+            if message["type"] == "http.response.start":
+                began, streams = True, (b"content-type", sse.MEDIA_TYPE) in message["headers"]
             await send(message)
 
         try:
@@ -135,3 +149,5 @@ class ErrorEdge:
             shown = report(error, self._metrics)
             if not began:
                 await shown.response()(scope, receive, send)
+            elif streams:
+                await send({"type": "http.response.body", "body": shown.frame(), "more_body": False})

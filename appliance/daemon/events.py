@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.engine.types import ErrorInfo, Request, TokenEvent
 
 
 class EventStream:
-    """An async iterator of a request's events; the last one carries `finish_reason`, and it is always sent.
+    """An async iterator of a request's events; one that `is_last` is always sent, and nothing after it.
 
     Events are a few token ids each, so a slow reader costs little memory and the engine never waits for it.
+
+    Attributes:
+        began_at: when the request's first step began, on the clock of `time.monotonic`; None before that.
     """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._closed = False
         self._exhausted = False
+        self.began_at: float | None = None
 
     def push(self, event: TokenEvent) -> None:
         assert not self._closed, "an event after the terminal one"
-        self._closed = event.finish_reason is not None
+        self._closed = event.is_last
         self._queue.put_nowait(event)
 
     def __aiter__(self) -> EventStream:
@@ -31,7 +36,7 @@ class EventStream:
         if self._exhausted:
             raise StopAsyncIteration
         event = await self._queue.get()
-        self._exhausted = event.finish_reason is not None
+        self._exhausted = event.is_last
         return event
 
 
@@ -53,7 +58,7 @@ class Flight:
 
     def end(self, finish_reason: str, error: ErrorInfo | None = None) -> None:
         self.stream.push(
-            TokenEvent(request_id=self.request.id, finish_reason=finish_reason, error=error),
+            TokenEvent(request_id=self.request.id, finish_reason=finish_reason, is_last=True, error=error),
         )
 
 
@@ -71,13 +76,20 @@ class Flights:
         flight = self._flights[request.id] = Flight(request, EventStream())
         return flight
 
+    def step_began(self, request_ids: Iterable[str], now: float) -> None:
+        """A step with rows of these requests begins."""
+        for request_id in request_ids:
+            flight = self._flights.get(request_id)
+            if flight is not None and flight.stream.began_at is None:
+                flight.stream.began_at = now
+
     def deliver(self, event: TokenEvent) -> None:
         """Hand an event on. One of a request that has ended here (it was aborted) is dropped."""
         flight = self._flights.get(event.request_id)
         if flight is None:
             return
         flight.produced = flight.produced or bool(event.token_ids)
-        if event.finish_reason is not None:
+        if event.is_last:
             del self._flights[event.request_id]
         flight.stream.push(event)
 

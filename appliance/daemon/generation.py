@@ -14,8 +14,9 @@ from appliance.daemon.metrics import RequestTimer
 from appliance.daemon.schemas import ChatBody, CompletionBody, check_token_ids
 from appliance.daemon.state import Daemon, ServedModel
 from appliance.engine.errors import ContextLengthError
-from appliance.engine.types import ErrorInfo, Request, SamplingParams
-from appliance.text.stream import TextStream
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import ErrorInfo, PositionLogprobs, Request, TokenEvent
+from appliance.text.continuation import Continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,28 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer; the last one carries `finish_reason`. Token counts are of the answer so far."""
+    """News of one continuation; the last one carries `finish_reason`.
 
+    Attributes:
+        index: which continuation of the prompt.
+        text: what is added to it. Text that may begin a stop string comes later than its tokens.
+        logprobs: of the tokens added, where wanted.
+        prompt_logprobs: of further tokens of the prompt, where wanted.
+        completion_tokens: of this continuation so far.
+        cached_tokens: of the prompt, found in the prefix cache.
+    """
+
+    index: int
     text: str
+    logprobs: tuple[PositionLogprobs, ...]
+    prompt_logprobs: tuple[PositionLogprobs, ...]
     finish_reason: str | None
     completion_tokens: int
     cached_tokens: int
+
+    @property
+    def is_news(self) -> bool:
+        return bool(self.text or self.logprobs or self.prompt_logprobs or self.finish_reason)
 
 
 async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
@@ -46,6 +63,7 @@ async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
 
     def encode() -> Sequence[int]:
         text = model.template.render([message.for_template() for message in body.messages])
+        _check_text(model, text)
         # The template writes the beginning-of-sequence token itself where the model wants one.
         return model.tokenizer.encode(text, parse_special=True, add_bos=False)
 
@@ -60,12 +78,31 @@ async def completion_jobs(daemon: Daemon, body: CompletionBody, arrived_at: floa
     jobs = []
     for prompt in body.prompts:
         if isinstance(prompt, str):
+            _check_text(model, prompt)
             ids: Sequence[int] = await asyncio.to_thread(model.tokenizer.encode, prompt, parse_special=True)
         else:
+            _check_length(model, len(prompt))
             check_token_ids(prompt, model.info.vocab_size, "prompt")
             ids = prompt
         jobs.append(_job(model, ids, sampling, body.priority, arrived_at, "prompt"))
     return jobs
+
+
+def _check_text(model: ServedModel, text: str) -> None:
+    """Raises ApiError: the text is too long for the context, whatever its tokens. Encoding it takes time, this none."""
+    limit = model.info.max_model_len
+    least = -(-len(text.encode("utf-8", "replace")) // model.tokenizer.longest_token_bytes)
+    if least >= limit:
+        raise bad_request(
+            f"the prompt has at least {least} tokens, but this model serves a context of {limit} tokens",
+            "prompt",
+            ContextLengthError.code,
+        )
+
+
+def _check_length(model: ServedModel, prompt_tokens: int) -> None:
+    if prompt_tokens >= model.info.max_model_len:
+        raise ContextLengthError(prompt_tokens, model.info.max_model_len)
 
 
 def _job(
@@ -78,8 +115,7 @@ def _job(
 ) -> Job:
     if not ids:
         raise bad_request(f"{param}: the prompt is empty", param)
-    if len(ids) >= model.info.max_model_len:
-        raise ContextLengthError(len(ids), model.info.max_model_len)
+    _check_length(model, len(ids))
     return Job(model, tuple(ids), sampling, priority or 0, arrived_at)
 
 
@@ -90,40 +126,56 @@ async def generate(daemon: Daemon, job: Job) -> AsyncGenerator[Delta, None]:
         EngineFailure: the engine ended it with an error, the daemon is shutting down, or time ran out.
         WorkerUnavailableError: no worker takes requests.
     """
+    tokenizer, sampling = job.model.tokenizer, job.sampling
     request = Request(
         id=uuid.uuid4().hex,
         prompt_ids=job.prompt_ids,
-        sampling=job.sampling,
+        sampling=sampling,
         priority=job.priority,
         arrived_at=job.arrived_at,
+        bad_sequences=tokenizer.spellings(sampling.bad_words),
     )
     events = daemon.router.submit(job.model.name, request)
     expiry = _expire(daemon, job, request.id)
-    timer = RequestTimer(daemon.metrics, job.arrived_at)
-    daemon.metrics.prompt_tokens.inc(len(job.prompt_ids))
-    text = TextStream(job.model.tokenizer, job.sampling.stop)
-    cached = 0
+    timer = RequestTimer(daemon.metrics, job.arrived_at, len(job.prompt_ids), events)
+    going = {index: Continuation(index, tokenizer, sampling) for index in range(sampling.num_sequences)}
     try:
         async for event in events:
+            timer.saw(event)
             if event.error is not None:
                 raise EngineFailure(event.error)
-            if event.token_ids:
-                timer.tokens(len(event.token_ids))
-            cached = max(cached, event.num_cached_tokens)
-            piece = text.push(event.token_ids)
-            reason = event.finish_reason
-            if reason is not None and not text.stopped:
-                piece += text.finish()
-            if text.stopped:
-                reason = "stop"
-            if piece or reason:
-                yield Delta(piece, reason, text.tokens_used, cached)
-            if reason:
+            continuation = going.get(event.index)
+            if continuation is None:  # it was stopped here, and the engine did not know yet
+                continue
+            delta = _take(continuation, event)
+            if delta.finish_reason:
+                del going[event.index]
+                if not going:
+                    timer.finished(delta.finish_reason)
+                if event.finish_reason is None:
+                    daemon.router.abort_one(job.model.name, request.id, event.index)
+            if delta.is_news:
+                yield delta
+            if not going:
                 return
     finally:
         expiry.cancel()
         daemon.router.abort(job.model.name, request.id)
         timer.ended()
+
+
+def _take(continuation: Continuation, event: TokenEvent) -> Delta:
+    known = len(continuation.logprobs)
+    text = continuation.take(event)
+    return Delta(
+        index=event.index,
+        text=text,
+        logprobs=tuple(continuation.logprobs[known:]),
+        prompt_logprobs=event.prompt_logprobs,
+        finish_reason=continuation.finish_reason,
+        completion_tokens=len(continuation.token_ids),
+        cached_tokens=event.num_cached_tokens,
+    )
 
 
 def _expire(daemon: Daemon, job: Job, request_id: str) -> asyncio.TimerHandle:

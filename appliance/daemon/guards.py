@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance.api_keys import KeyRing
+from appliance.daemon.cors import is_listed, is_preflight
 from appliance.daemon.errors import ApiError
-from appliance.daemon.state import Daemon, Phase
 from appliance.settings import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -31,13 +31,14 @@ class AccessGuard:
         )
         # Rebinding needs a name; whoever binds to all addresses means to be reached by any of them.
         self._any_address = settings.host in _WILDCARDS
-        self._key = settings.api_key.encode() if settings.api_key else None
+        self._origins = frozenset(settings.allowed_origins)
+        self._keys = KeyRing(settings.api_key, settings.keys_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
             self._check_host(headers.get(b"host", ""))
-            self._check_origin(headers.get(b"origin"))
+            self._check_origin(headers.get(b"origin"), is_preflight(scope))
             if scope["path"] not in OPEN_PATHS:
                 self._check_key(headers.get(b"authorization", ""))
         await self._app(scope, receive, send)
@@ -50,21 +51,24 @@ class AccessGuard:
                 code="host_not_allowed",
             )
 
-    def _check_origin(self, origin: str | None) -> None:
-        if origin is not None and not self._is_known(_host_name(origin)):
+    def _check_origin(self, origin: str | None, asks_to_read: bool) -> None:
+        if origin is None or is_listed(origin, self._origins):
+            return
+        # A preflight that gets here is of a page that is not listed, so its browser would keep the answer from it.
+        if asks_to_read or not self._is_known(_host_name(origin)):
             raise ApiError(
                 403,
-                f"requests from pages of {origin!r} are not allowed; if they should be, add its host name to "
-                "the setting allowed_hosts",
+                f"requests from pages of {origin!r} are not allowed; if they should be, add it to the setting "
+                "allowed_origins",
                 code="origin_not_allowed",
             )
 
     def _check_key(self, authorization: str) -> None:
-        if self._key is None:
+        if not self._keys.is_required:
             return
         scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode("latin-1")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._key):
+        is_good = self._keys.accepts(key.strip().encode("latin-1"))
+        if scheme.lower() != "bearer" or not is_good:
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
@@ -109,28 +113,6 @@ class BodyLimit:
             code="request_too_large",
             headers={"Connection": "close"},
         )
-
-
-class Gate:
-    """Counts the generation requests being answered, and lets no more in once the daemon drains."""
-
-    def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
-        self._app = app
-        self._daemon = daemon
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        if self._daemon.phase is Phase.DRAINING:
-            raise ApiError(
-                503, "the daemon is shutting down", code="shutting_down", headers={"Connection": "close"}
-            )
-        self._daemon.active += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._daemon.active -= 1
 
 
 def _header(headers: Collection[tuple[bytes, bytes]], name: bytes) -> str:

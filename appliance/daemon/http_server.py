@@ -31,6 +31,8 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
+                ssl_certfile=daemon.settings.ssl_certfile,
+                ssl_keyfile=daemon.settings.ssl_keyfile,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(graceful_s),
             )

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from appliance.daemon.errors import EngineFailure
-from appliance.daemon.state import Daemon, Phase, ServedModel
+from appliance.daemon.listener import listen
+from appliance.daemon.state import Daemon, ServedModel
 from appliance.daemon.worker import WorkerHandle, WorkerUnavailableError
 from appliance.engine.types import ErrorInfo
 from appliance.settings import Settings
@@ -58,8 +59,10 @@ async def serve(
 
     Raises:
         WorkerUnavailableError, TextError: the model could not be loaded.
+        PortTakenError: somebody else has come to listen there since `listener` was bound.
     """
     signals = Signals()
+    listen(listener)
     daemon = Daemon(settings, model_name)
     worker = WorkerHandle(settings.engine_config(model.path))
     daemon.router.add(model_name, worker)
@@ -91,38 +94,33 @@ async def _load(daemon: Daemon, worker: WorkerHandle, model: ModelPath) -> Serve
         tokenizer = await asyncio.to_thread(Tokenizer.from_gguf, model.path)
         info = await starting
     except Exception as error:
-        daemon.loaded.set_exception(WorkerUnavailableError(str(error)))
-        daemon.loaded.exception()
+        _settle(daemon, WorkerUnavailableError(str(error)))
         raise
     finally:
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-    served = ServedModel(daemon.model_name, info, tokenizer, _template(tokenizer), model.sampling)
-    if info.note:
-        log.warning("%s", info.note)
-    daemon.phase = Phase.SERVING
-    daemon.loaded.set_result(served)
+    served = ServedModel(daemon.model_name, info, tokenizer, ChatTemplate.of(tokenizer), model.sampling)
+    for note in info.notes:
+        log.warning("%s", note)
+    if not daemon.loaded.done():  # it may have been given up meanwhile
+        daemon.loaded.set_result(served)
     return served
 
 
-def _template(tokenizer: Tokenizer) -> ChatTemplate:
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
-    return ChatTemplate(
-        tokenizer.chat_template,
-        bos="" if bos is None else tokenizer.token_text(bos),
-        eos=tokenizer.token_text(eos[0]) if eos else "",
-    )
+def _settle(daemon: Daemon, error: Exception) -> None:
+    """Let those who wait for the model hear that it will not come, unless it has."""
+    if not daemon.loaded.done():
+        daemon.loaded.set_exception(error)
+        daemon.loaded.exception()
 
 
 async def _drain(daemon: Daemon, server: HttpServer, signals: Signals) -> None:
     """Accept nothing more, let running requests finish for `drain_timeout`, then end them with an error."""
-    daemon.phase = Phase.DRAINING
+    daemon.draining.set()
     server.stop_accepting()
     error = ErrorInfo("shutting_down", "the daemon is shutting down; the request was ended")
-    if not daemon.loaded.done():
-        daemon.loaded.set_exception(EngineFailure(error))
-        daemon.loaded.exception()
+    _settle(daemon, EngineFailure(error))
     log.info("shutting down: %d requests to finish", daemon.active)
     await _until_idle(daemon, daemon.settings.drain_timeout, signals.abort)
     if daemon.active:

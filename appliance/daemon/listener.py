@@ -1,14 +1,19 @@
-"""The listening socket: bound before anything slow happens, so that a taken port is known at once."""
+"""The listening socket: bound before anything slow happens, so that a taken port is known at once.
+
+It listens only once the daemon can accept. Until then clients are refused, instead of being left without an answer
+for as long as a model is pulled.
+"""
 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 
 import psutil
 
-from appliance.settings import LOOPBACK_HOSTS, Settings, SettingsError
+from appliance.settings import Settings, SettingsError
+
+BACKLOG = 256
 
 
 class PortTakenError(SettingsError):
@@ -16,18 +21,13 @@ class PortTakenError(SettingsError):
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A bound socket; `listen` is called once the daemon can accept.
+    """A bound socket, which does not listen yet.
 
     Raises:
         PortTakenError: somebody listens there already.
-        SettingsError: the address cannot be bound, or is public while no API key is set.
+        SettingsError: the address cannot be bound.
     """
     host, port = settings.host, settings.port
-    if not settings.api_key and not _is_loopback(host):
-        raise SettingsError(
-            f"host is {host}, which other machines can reach, but no api_key is set; set APPLIANCE_API_KEY "
-            "(or api_key in config.toml), or leave host at 127.0.0.1"
-        )
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -37,24 +37,31 @@ def bind(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(256)
     except OSError as error:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(
-                f"port {port} on {host} is taken by {_holder(port)}; choose another one: --port {port + 1}"
-            ) from None
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise _refusal(error, host, port) from None
     return listener
 
 
-def _is_loopback(host: str) -> bool:
-    if host in LOOPBACK_HOSTS:
-        return True
+def listen(listener: socket.socket) -> None:
+    """Let clients connect to a socket from `bind`.
+
+    Raises:
+        PortTakenError: somebody else has come to listen there meanwhile.
+    """
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _refusal(error, host, port) from None
+
+
+def _refusal(error: OSError, host: str, port: int) -> SettingsError:
+    if error.errno == errno.EADDRINUSE:
+        return PortTakenError(
+            f"port {port} on {host} is taken by {_holder(port)}; choose another one: --port {port + 1}"
+        )
+    return SettingsError(f"cannot listen on {host}:{port}: {error.strerror}")
 
 
 def _holder(port: int) -> str:

@@ -1,12 +1,13 @@
-"""Fields of the OpenAI API that are not supported, and the values with which they change nothing.
+"""Fields of other servers' APIs that are not supported, and the values with which they change nothing.
 
-Clients send many fields whether they need them or not. A value listed here is accepted and dropped; any other
-is refused by name, because an answer that silently ignores what was asked for is a wrong answer.
+Clients send many fields whether they need them or not. A value listed here is accepted and dropped, as is null; any
+other is refused by name, because an answer that silently ignores what was asked for is a wrong answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from appliance.daemon.errors import ApiError
@@ -17,21 +18,16 @@ ANYTHING = object()
 Table = Mapping[str, tuple[Any, ...]]
 
 _BOTH: Table = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "user": (ANYTHING,),
     "service_tier": ("auto", "default"),
-    "min_tokens": (0,),
     "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "options": ({},),
+    "keep_alive": (ANYTHING,),
 }
 
 CHAT: Table = {
     **_BOTH,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -41,7 +37,9 @@ CHAT: Table = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "store": (False,),
@@ -53,14 +51,11 @@ CHAT: Table = {
 
 COMPLETION: Table = {
     **_BOTH,
-    "logprobs": (),
-    "echo": (False,),
-    "best_of": (1,),
     "suffix": ("",),
 }
 
 MESSAGE: Table = {
-    "name": (),
+    "name": (ANYTHING,),
     "tool_calls": ([],),
     "tool_call_id": (),
     "function_call": (),
@@ -71,24 +66,40 @@ MESSAGE: Table = {
 }
 
 
-def drop_neutral(fields: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
-    """The fields that are not in `table`. `where` goes before a field's name in an error ("messages[0].").
+PART: Table = {"cache_control": (ANYTHING,)}
+
+STREAM_OPTIONS: Table = {"continuous_usage_stats": (False,)}
+
+_SHOWN_CHARS = 80
+
+
+def only_known(
+    fields: Mapping[str, Any], known: Collection[str], table: Table, where: str = ""
+) -> dict[str, Any]:
+    """The fields that are `known`. `where` goes before a field's name in an error ("messages[0].").
 
     Raises:
-        ApiError: a field of the table has a value that asks for something.
+        ApiError: the first other field that asks for something, whether `table` has it or not.
     """
     kept = {}
     for name, value in fields.items():
-        if name not in table:
+        if name in known:
             kept[name] = value
-        elif value is not None and not any(_same(value, neutral) for neutral in table[name]):
-            raise ApiError(
-                400,
-                _refusal(f"{where}{name}", table[name]),
-                code="unsupported_parameter",
-                param=f"{where}{name}",
+        elif value is not None and not any(_same(value, neutral) for neutral in table.get(name, ())):
+            param = f"{where}{_shown(name)}"
+            refusal = (
+                _refusal(param, table[name])
+                if name in table
+                else f"unknown field {param}; it is not supported here"
             )
+            raise ApiError(400, refusal, code="unsupported_parameter", param=param)
     return kept
+
+
+def _shown(name: str) -> str:
+    """A name as it is, or quoted where it would not be seen to be one."""
+    text = name if name.isidentifier() else json.dumps(name, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -47,7 +47,7 @@ class WorkerProcess:
         try:
             socket.bind(address)
             safe_path = ["-P"] if sys.version_info >= (3, 11) else []
-            command = [sys.executable, *safe_path, "-m", "appliance.engine.worker", address]
+            command = [sys.executable, *safe_path, "-m", "appliance.engine", address, str(os.getpid())]
             child = await asyncio.create_subprocess_exec(
                 *command,
                 cwd="/",

@@ -13,7 +13,7 @@ class UnknownModelError(LookupError):
     code = "model_not_found"
 
     def __init__(self, name: str, served: list[str]) -> None:
-        super().__init__(f"no model {name!r} here; served: {', '.join(served) or 'none'}")
+        super().__init__(f"no model {name!r:.100} here; served: {', '.join(served) or 'none'}")
         self.name = name
 
 
@@ -32,8 +32,9 @@ class EngineRouter:
         except KeyError:
             raise UnknownModelError(model, sorted(self._workers)) from None
 
-    def workers(self) -> list[WorkerHandle]:
-        return list(self._workers.values())
+    def workers(self) -> dict[str, WorkerHandle]:
+        """All of them, by the names of their models."""
+        return dict(self._workers)
 
     def submit(self, model: str, request: Request) -> EventStream:
         """Start a request; its stream ends with exactly one terminal event.
@@ -47,6 +48,10 @@ class EngineRouter:
     def abort(self, model: str, request_id: str, error: ErrorInfo | None = None) -> None:
         """Free what a request holds and end it, with `error` if given; harmless if it has ended."""
         self.worker(model).abort(request_id, error)
+
+    def abort_one(self, model: str, request_id: str, index: int) -> None:
+        """End one continuation of a request; the others go on."""
+        self.worker(model).abort_one(request_id, index)
 
     def fail_all(self, error: ErrorInfo) -> None:
         for worker in self._workers.values():

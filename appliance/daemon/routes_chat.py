@@ -9,11 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.daemon import answers
-from appliance.daemon.generation import Delta, chat_job
-from appliance.daemon.schemas import parse_chat
+from appliance.daemon import answers, logprobs
+from appliance.daemon.answers import Answer
+from appliance.daemon.generation import Delta, Job, chat_job
+from appliance.daemon.parsing import parse_chat
 from appliance.daemon.sse import EventStreamResponse, unless_client_leaves
 from appliance.daemon.state import Daemon
+from appliance.engine.types import PositionLogprobs
 
 router = APIRouter()
 
@@ -27,28 +29,46 @@ async def chat_completions(request: Request) -> Response:
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
     if body.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
-        return EventStreamResponse(answers.stream(daemon, [job], chunk, _opening, _choices, body.wants_usage))
-    texts, last = await unless_client_leaves(answers.gather(daemon, [job]), request.receive)
-    message = {"role": "assistant", "content": texts[0], "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(last[0])}
-    usage = answers.usage([job], last)
-    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+
+        def choices(_place: int, index: int, delta: Delta) -> list[dict[str, Any]]:
+            return _choices(job, index, delta)
+
+        return EventStreamResponse(answers.stream(daemon, [job], chunk, _opening, choices, body.wants_usage))
+    (prompted,), usage = await unless_client_leaves(answers.gather(daemon, [job]), request.receive)
+    whole = [_whole(job, index, answer) for index, answer in enumerate(prompted.answers)]
+    answer = {**head, "object": "chat.completion", "choices": whole, "usage": usage}
+    if job.sampling.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = logprobs.prompt(job.model.tokenizer, prompted.prompt_logprobs)
+    return JSONResponse(answer)
 
 
-def _reason(delta: Delta | None) -> str | None:
-    return delta.finish_reason if delta else None
+def _whole(job: Job, index: int, answer: Answer) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": _logprobs(job, answer.logprobs),
+        "finish_reason": answer.finish_reason,
+    }
 
 
-def _opening(index: int) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": "", "refusal": None}
+def _opening(_place: int, index: int) -> dict[str, Any]:
+    return _choice(index, {"role": "assistant", "content": "", "refusal": None})
+
+
+def _choices(job: Job, index: int, delta: Delta) -> list[dict[str, Any]]:
+    found = []
+    if delta.text or delta.logprobs:
+        found.append({**_choice(index, {"content": delta.text}), "logprobs": _logprobs(job, delta.logprobs)})
+    if delta.finish_reason:
+        found.append({**_choice(index, {}), "finish_reason": delta.finish_reason})
+    return found
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _choices(index: int, delta: Delta) -> list[dict[str, Any]]:
-    found = []
-    if delta.text:
-        content = {"content": delta.text}
-        found.append({"index": index, "delta": content, "logprobs": None, "finish_reason": None})
-    if delta.finish_reason:
-        found.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason})
-    return found
+def _logprobs(
+    job: Job, positions: list[PositionLogprobs] | tuple[PositionLogprobs, ...]
+) -> dict[str, Any] | None:
+    return None if job.sampling.logprobs is None else logprobs.chat(job.model.tokenizer, positions)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.daemon import answers
-from appliance.daemon.generation import Delta, completion_jobs
-from appliance.daemon.schemas import parse_completion
+from appliance.daemon import answers, logprobs
+from appliance.daemon.answers import Answer, Prompted
+from appliance.daemon.generation import Delta, Job, completion_jobs
+from appliance.daemon.parsing import parse_completion
+from appliance.daemon.schemas import CompletionBody
 from appliance.daemon.sse import EventStreamResponse, unless_client_leaves
 from appliance.daemon.state import Daemon
 
@@ -31,24 +34,54 @@ async def completions(request: Request) -> Response:
         "model": body.model,
     }
     if body.stream:
-        return EventStreamResponse(
-            answers.stream(daemon, jobs, head, _no_opening, _choices, body.wants_usage)
-        )
-    texts, last = await unless_client_leaves(answers.gather(daemon, jobs), request.receive)
-    choices = [
-        _choice(index, text, delta.finish_reason if delta else None)
-        for index, (text, delta) in enumerate(zip(texts, last, strict=True))
-    ]
-    return JSONResponse({**head, "choices": choices, "usage": answers.usage(jobs, last)})
+        chunks = _Chunks(body, jobs)
+        frames = answers.stream(daemon, jobs, head, chunks.opening, chunks.choices, body.wants_usage)
+        return EventStreamResponse(frames)
+    found, usage = await unless_client_leaves(answers.gather(daemon, jobs), request.receive)
+    choices = [_whole(body, prompted, answer) for prompted in found for answer in prompted.answers]
+    numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
+    return JSONResponse({**head, "choices": numbered, "usage": usage})
 
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _whole(body: CompletionBody, prompted: Prompted, answer: Answer) -> dict[str, Any]:
+    tokenizer = prompted.job.model.tokenizer
+    text, positions, first_id = answer.text, answer.logprobs, None
+    if body.echo:
+        text = tokenizer.decode(prompted.job.prompt_ids) + text
+        positions, first_id = [*prompted.prompt_logprobs, *positions], prompted.job.prompt_ids[0]
+    choice: dict[str, Any] = {"text": text, "logprobs": None, "finish_reason": answer.finish_reason}
+    if body.logprobs is not None:
+        choice["logprobs"] = logprobs.completion(tokenizer, positions, 0, first_id)
+    if body.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = logprobs.prompt(tokenizer, prompted.prompt_logprobs)
+    return choice
 
 
-def _no_opening(_index: int) -> None:
-    return None
+class _Chunks:
+    """The choices of a streamed answer; remembers how much text each of them has."""
 
+    def __init__(self, body: CompletionBody, jobs: list[Job]) -> None:
+        self._body = body
+        self._jobs = jobs
+        self._length: dict[int, int] = defaultdict(int)
 
-def _choices(index: int, delta: Delta) -> list[dict[str, Any]]:
-    return [_choice(index, delta.text, delta.finish_reason)]
+    def opening(self, place: int, index: int) -> dict[str, Any] | None:
+        """The prompt, where it is to be echoed."""
+        if not self._body.echo:
+            return None
+        job = self._jobs[place]
+        text = job.model.tokenizer.decode(job.prompt_ids)
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if self._body.logprobs is not None:
+            choice["logprobs"] = logprobs.completion(job.model.tokenizer, (), 0, job.prompt_ids[0])
+            self._length[index] = len(choice["logprobs"]["tokens"][0])
+        return choice
+
+    def choices(self, place: int, index: int, delta: Delta) -> list[dict[str, Any]]:
+        choice = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
+        if self._body.logprobs is not None:
+            positions = [*(delta.prompt_logprobs if self._body.echo else ()), *delta.logprobs]
+            told = logprobs.completion(self._jobs[place].model.tokenizer, positions, self._length[index])
+            self._length[index] += sum(map(len, told["tokens"]))
+            choice["logprobs"] = told
+        return [choice]

@@ -21,13 +21,13 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 async def show_model(request: Request, name: str) -> Response:
     daemon: Daemon = request.app.state.daemon
-    if name != daemon.model_name:
+    if not daemon.is_called(name):
         raise UnknownModelError(name, [daemon.model_name])
     return JSONResponse(_describe(daemon))
 
 
 def _describe(daemon: Daemon) -> dict[str, Any]:
-    """OpenAI's model object; `max_model_len` is null until the model is loaded."""
+    """OpenAI's model object with the limits that are in force; `max_model_len` is null until the model is loaded."""
     info = daemon.router.worker(daemon.model_name).info
     return {
         "id": daemon.model_name,
@@ -35,4 +35,6 @@ def _describe(daemon: Daemon) -> dict[str, Any]:
         "created": daemon.created,
         "owned_by": "appliance",
         "max_model_len": info.max_model_len if info else None,
+        "max_num_seqs": daemon.settings.max_num_seqs,
+        "max_num_batched_tokens": daemon.settings.max_num_batched_tokens,
     }

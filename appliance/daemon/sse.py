@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +17,13 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+# A comment, which clients skip. Proxies cut connections that are silent, the usual limit being 60 s.
+PING = b": ping\n\n"
+PING_S = 15.0
+
+MEDIA_TYPE = b"text/event-stream; charset=utf-8"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", MEDIA_TYPE),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -52,7 +58,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStreamResponse(Response):
-    """Sends `frames` as they come. An error before the first one is raised: it can be a plain response."""
+    """Sends `frames` as they come, and a comment whenever there was none for `PING_S`.
+
+    The headers go out with the first of either. What `frames` raises is raised: before that, it can still be a
+    plain response with a status of its own; after it, `ErrorEdge` sends it as the stream's last frame.
+    """
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
@@ -62,11 +72,50 @@ class EventStreamResponse(Response):
         await unless_client_leaves(self._send_frames(send), receive)
 
     async def _send_frames(self, send: Send) -> None:
-        began = False
-        async with aclosing(self._frames) as frames:
+        body = _Body(send)
+        async with aclosing(self._frames) as frames, body.pinged():
             async for data in frames:
-                if not began:
-                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                    began = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await body.send(data)
+        await body.end()
+
+
+class _Body:
+    """A response's body, preceded by its headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._began = False
+        self._sent_at = time.monotonic()
+        self._sending = asyncio.Lock()
+
+    async def send(self, data: bytes) -> None:
+        async with self._sending:
+            await self._send_now(data)
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @asynccontextmanager
+    async def pinged(self) -> AsyncIterator[None]:
+        """Meanwhile, silence is broken by pings."""
+        pinger = asyncio.create_task(self._ping())
+        try:
+            yield
+        finally:
+            # Not in the midst of sending one.
+            async with self._sending:
+                pinger.cancel()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(self._sent_at + PING_S - time.monotonic())
+            async with self._sending:
+                if time.monotonic() - self._sent_at >= PING_S:
+                    await self._send_now(PING)
+
+    async def _send_now(self, data: bytes) -> None:
+        if not self._began:
+            self._began = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = time.monotonic()

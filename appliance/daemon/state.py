@@ -1,16 +1,16 @@
-"""What every route shares: the settings, the served model and the phase of the daemon's life."""
+"""What every route shares: the settings, the served model and the stage of the daemon's life."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass
-from enum import Enum
 
 from appliance.daemon.errors import ApiError
 from appliance.daemon.metrics import Metrics
 from appliance.daemon.router import EngineRouter, UnknownModelError
 from appliance.engine.config import EngineInfo
+from appliance.names import ModelName, ModelNameError, choose
 from appliance.sampling import SamplingDefaults
 from appliance.settings import Settings
 from appliance.text.chat_template import ChatTemplate
@@ -28,19 +28,14 @@ class ServedModel:
     sampling: SamplingDefaults
 
 
-class Phase(Enum):
-    LOADING = "loading"
-    SERVING = "serving"
-    DRAINING = "draining"
-
-
 class Daemon:
     """The state of one daemon process.
 
     Attributes:
         model_name: what clients call the model; known before it is loaded.
         loaded: resolves to the model, or to the reason why it could not be loaded.
-        active: generation requests that have been accepted and not yet fully answered.
+        draining: set once no more requests are let in.
+        active: generation requests that have arrived whole and are not yet fully answered.
         created: when the daemon started, seconds since the epoch.
     """
 
@@ -50,21 +45,27 @@ class Daemon:
         self.router = EngineRouter()
         self.metrics = Metrics(self.router.workers)
         self.loaded: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        self.phase = Phase.LOADING
+        self.draining = asyncio.Event()
         self.active = 0
         self.created = int(time.time())
 
     @property
     def not_ready(self) -> str:
         """Why a request would not be served right now; "" if it would."""
-        if self.phase is Phase.LOADING:
-            return f"{self.model_name} is loading"
-        if self.phase is Phase.DRAINING:
+        if self.draining.is_set():
             return "the daemon is shutting down"
-        worker = self.router.worker(self.model_name)
-        if worker.unavailable or worker.is_alive:
-            return worker.unavailable
-        return "the engine worker is being restarted"
+        if not self.loaded.done():
+            return f"{self.model_name} is loading"
+        return self.router.worker(self.model_name).not_ready
+
+    def is_called(self, name: str) -> bool:
+        """Whether a client means the served model by `name`: in any case, with or without its tag."""
+        if name.lower() == self.model_name.lower():
+            return True
+        try:
+            return bool(choose(ModelName.parse(name), [self.model_name]))
+        except ModelNameError:
+            return False
 
     async def model(self, name: str, arrived_at: float) -> ServedModel:
         """The model called `name`; one that is still loading is waited for, as long as a request may take.
@@ -73,7 +74,7 @@ class Daemon:
             UnknownModelError: no such model.
             ApiError: it was not loaded `request_timeout` seconds after `arrived_at` (504).
         """
-        if name != self.model_name:
+        if not self.is_called(name):
             raise UnknownModelError(name, [self.model_name])
         left = arrived_at + self.settings.request_timeout - time.monotonic()
         try:

@@ -26,8 +26,12 @@ from appliance.engine.protocol import (
 from appliance.engine.stats import EngineStats
 from appliance.engine.types import ErrorInfo, Request
 
+# Heartbeats come several times a second, though not within a step. One that takes longer than this is no longer
+# "at once"; one that takes `HANG_S` never ends.
+SILENT_S = 10.0
 HANG_S = 60.0
 WATCH_S = 5.0
+LOAD_TIMEOUT_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +68,14 @@ class WorkerHandle:
         self.unavailable = ""
 
     @property
-    def is_alive(self) -> bool:
-        """Whether a loaded process is there to take requests right now."""
-        return self._process is not None
+    def not_ready(self) -> str:
+        """Why a request would not be served at once; "" if it would."""
+        if self.unavailable:
+            return self.unavailable
+        if self._process is None:
+            return "the engine worker is being restarted"
+        silence_s = time.monotonic() - self._heard_at
+        return f"the engine worker has been silent for {silence_s:.0f} s" if silence_s > SILENT_S else ""
 
     @property
     def in_flight(self) -> int:
@@ -97,8 +106,6 @@ class WorkerHandle:
         """Raises WorkerUnavailableError; otherwise the stream ends with exactly one terminal event."""
         if self.unavailable:
             raise WorkerUnavailableError(self.unavailable)
-        if not len(self._flights):
-            self._heard_at = time.monotonic()
         flight = self._flights.open(request)
         self._send_unsent()
         return flight.stream
@@ -108,6 +115,11 @@ class WorkerHandle:
         flight = self._flights.abort(request_id, error)
         if flight is not None and flight.sent and self._process is not None:
             self._process.send(Abort(request_id=request_id))
+
+    def abort_one(self, request_id: str, index: int) -> None:
+        """End one continuation of a request that goes on, in the worker before its next step."""
+        if self._process is not None:
+            self._process.send(Abort(request_id=request_id, index=index))
 
     def fail_all(self, error: ErrorInfo) -> None:
         """End every request with `error`."""
@@ -135,7 +147,13 @@ class WorkerHandle:
         except OSError as error:
             raise WorkerUnavailableError(f"the engine worker could not be started: {error}") from error
         try:
-            info = await _await_ready(process)
+            info = await asyncio.wait_for(_await_ready(process), LOAD_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.close()
+            raise WorkerUnavailableError(
+                f"the engine worker did not load the model within {LOAD_TIMEOUT_S:g} s"
+            ) from None
         except BaseException:
             process.kill()
             await process.close()
@@ -171,31 +189,35 @@ class WorkerHandle:
                 self.restarts += 1
 
     async def _listen(self, process: WorkerProcess) -> None:
-        """Hand on what the worker says until it is dead."""
+        """Hand on what the worker says until it is dead; kill it once it has said nothing for `HANG_S`."""
+        # Counted in waits that were in vain, not by the clock: we may have been stopped ourselves.
+        silent_s = 0.0
         while True:
             try:
                 message = await process.receive(WATCH_S)
             except asyncio.TimeoutError:
-                message = None
-            else:
-                if message is None:
-                    return
+                silent_s += WATCH_S
+                if silent_s >= HANG_S:
+                    log.error(
+                        "engine worker %d has been silent for %.0f s: killing it", process.pid, silent_s
+                    )
+                    process.kill()
+                continue
+            if message is None:
+                return
+            silent_s, self._heard_at = 0.0, time.monotonic()
             self._handle(message)
-            if len(self._flights) and time.monotonic() - self._heard_at > HANG_S:
-                log.error("engine worker %d has been silent for %.0f s: killing it", process.pid, HANG_S)
-                process.kill()
-                self._heard_at = time.monotonic()
 
-    def _handle(self, message: FromWorker | None) -> None:
+    def _handle(self, message: FromWorker) -> None:
         match message:
             case Events(events=events):
                 for event in events:
                     self._flights.deliver(event)
             case StepBegan(request_ids=request_ids):
                 self._in_step = frozenset(request_ids)
+                self._flights.step_began(request_ids, time.monotonic())
             case Heartbeat(stats=stats):
                 self._stats = stats
-                self._heard_at = time.monotonic()
 
     async def _bury(self, process: WorkerProcess) -> None:
         self._process = None

@@ -25,6 +25,8 @@ def ensure_model(settings: Settings) -> ModelPath:
     from appliance.catalogue import load_catalogue
     from appliance.pull import orchestrate
 
-    sys.stderr.write(f"{settings.model} is not installed: pulling it\n")
+    catalogue = load_catalogue(settings.config_dir)
+    name = catalogue.find(settings.model).name
+    sys.stderr.write(f"{name} is not installed: pulling it\n")
     with PullProgress() as progress:
-        return orchestrate.pull(settings.model, store, load_catalogue(settings.config_dir), progress).model
+        return orchestrate.pull(name, store, catalogue, progress).model

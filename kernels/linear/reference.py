@@ -50,16 +50,20 @@ def row_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
     """Ascending tile sizes that agree bit for bit on this machine for a weight of this shape, found by trying them.
 
     Of the candidate sizes, the largest set whose members give one and the same result, in every row of the tile.
-    Tried once for each shape and number of threads, with the first weight of that shape.
+    Tried once for each shape and number of threads.
     """
     key = (*weight_t.shape, torch.get_num_threads())
     if key not in _agreeing_tiles:
-        _agreeing_tiles[key] = _try_tiles(weight_t)
+        _agreeing_tiles[key] = _try_tiles(*weight_t.shape)
     return _agreeing_tiles[key]
 
 
-def _try_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
-    row = torch.randn(1, weight_t.shape[0], generator=torch.Generator().manual_seed(0))
+def _try_tiles(in_features: int, out_features: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(0)
+    # Never the model's own weights, which may be zeros. Overlapping windows of one random vector are cheap to make.
+    windows = torch.randn(in_features + out_features, generator=generator).unfold(0, out_features, 1)
+    weight_t = windows[:in_features].contiguous()
+    row = torch.randn(1, in_features, generator=generator)
     agreeing: dict[bytes, list[int]] = defaultdict(list)
     for size in _CANDIDATES:
         result = torch.mm(row.expand(size, -1).contiguous(), weight_t)

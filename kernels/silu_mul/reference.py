@@ -15,4 +15,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         [rows, width].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    # Written out: torch's silu computes what is left over at the end of a thread's share by another exp.
+    return gate / (1 + torch.exp(-gate)) * up

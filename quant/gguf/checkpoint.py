@@ -87,6 +87,14 @@ class GGUFCheckpoint:
         """The canonical names of the tensors in this file."""
         return list(self._slots)
 
+    def tensor_types(self) -> tuple[str, ...]:
+        """The types of the file's tensors, the one that most bytes are of first."""
+        nbytes: dict[str, int] = {}
+        for slot in self._slots.values():
+            info = self._file.tensors[slot.name]
+            nbytes[info.type.name] = nbytes.get(info.type.name, 0) + info.nbytes
+        return tuple(sorted(nbytes, key=lambda name: -nbytes[name]))
+
     def read(self, name: str) -> Weight:
         """The weight of a canonical name, rows in the model's own order; it shares no memory with the file.
 

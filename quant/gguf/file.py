@@ -130,28 +130,35 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with self.path.open("rb") as file:
-            try:
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                raise CheckpointError(f"{self.path} is empty, expected a GGUF file") from None
-        self._map: mmap.mmap | None = data
-        reader = _Reader(data, str(self.path))
-        n_tensors, n_pairs = reader.header()
-        self.metadata: dict[str, Any] = reader.metadata(n_pairs)
-        self.tensors: dict[str, TensorInfo] = reader.tensors(n_tensors, self.metadata)
+        self._file = self.path.open("rb")
+        try:
+            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                reader = _Reader(data, str(self.path))
+                n_tensors, n_pairs = reader.header()
+                self.metadata: dict[str, Any] = reader.metadata(n_pairs)
+                self.tensors: dict[str, TensorInfo] = reader.tensors(n_tensors, self.metadata)
+        except ValueError as error:
+            self._file.close()
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{self.path} is empty, expected a GGUF file") from None
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a tensor as a read-only view [rows, row_bytes]; it stays valid after `close`."""
-        if self._map is None:
-            raise ValueError(f"{self.path} is closed")
+        """The raw bytes of a tensor, [rows, row_bytes].
+
+        Read, not mapped: where a file is cut short while it is open, a map ends the process.
+        """
         info = self.tensors[name]
-        flat = np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
-        return flat.reshape(-1, info.row_bytes)
+        self._file.seek(info.offset)
+        raw = self._file.read(info.nbytes)
+        if len(raw) != info.nbytes:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has {len(raw)} of its {info.nbytes} bytes left: the file was cut short"
+            )
+        return np.frombuffer(raw, dtype=np.uint8).reshape(-1, info.row_bytes)
 
     def close(self) -> None:
-        # Views handed out keep the map alive; it goes when the last of them does.
-        self._map = None
+        self._file.close()
 
     def __enter__(self) -> GGUFFile:
         return self

@@ -26,8 +26,11 @@ START_TIMEOUT_S = 120.0
 FREED_WITHIN_S = 1.0
 
 
+PROGRAM = (sys.executable, "-m", "appliance.cli.main")
+
+
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "appliance.cli.main", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def environment(models_dir: Path, home: Path, **settings: Any) -> dict[str, str]:
@@ -50,12 +53,14 @@ def eventually(holds: Callable[[], bool], within_s: float) -> bool:
 class LiveDaemon:
     """A started daemon; `url` is known once it is ready."""
 
+    program: tuple[str, ...] = PROGRAM
+
     def __init__(self, models_dir: Path, home: Path, **settings: Any) -> None:
         settings = {"kv_cache_memory_bytes": 300 * BLOCK_BYTES, "max_model_len": 512, "port": 0, **settings}
         self._out, self._err = home / "stdout", home / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command("serve", MODEL),
+                [*self.program, "serve", MODEL],
                 cwd=home,
                 env=environment(models_dir, home, **settings),
                 stdin=subprocess.DEVNULL,
@@ -78,7 +83,7 @@ class LiveDaemon:
             return "Ctrl-C stops it." in self.greeting
 
         assert eventually(greeted, START_TIMEOUT_S), f"the daemon is not ready: {self.log}"
-        found = re.search(r'base_url="(http://127\.0\.0\.1:\d+)/v1"', self.greeting)
+        found = re.search(r'base_url="(https?://127\.0\.0\.1:\d+)/v1"', self.greeting)
         assert found, self.greeting
         self.url = found[1]
 
@@ -93,12 +98,10 @@ class LiveDaemon:
         return httpx.post(self.url + path, headers=headers, timeout=120, **content)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of a sample; 0 where there is none yet."""
-        for family in text_string_to_metric_families(self.get("/metrics").text):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return float(sample.value)
-        return 0.0
+        """The sum of the samples that have these labels; 0 where there are none yet."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return float(sum(sample.value for sample in samples if labels.items() <= sample.labels.items()))
 
     def is_idle(self) -> bool:
         """No request holds anything."""
@@ -127,10 +130,22 @@ class LiveDaemon:
             self.process.wait()
 
 
+class Impatient(LiveDaemon):
+    """Pings after half a second of silence instead of 15."""
+
+    program = (
+        sys.executable,
+        "-c",
+        "from appliance.daemon import sse; sse.PING_S = 0.5; from appliance.cli.main import main; main()",
+    )
+
+
 @contextlib.contextmanager
-def live_daemon(models_dir: Path, home: Path, **settings: Any) -> Iterator[LiveDaemon]:
+def live_daemon(
+    models_dir: Path, home: Path, kind: type[LiveDaemon] = LiveDaemon, **settings: Any
+) -> Iterator[LiveDaemon]:
     """A daemon that is ready; gone afterwards, with its worker, whatever happened."""
-    daemon = LiveDaemon(models_dir, home, **settings)
+    daemon = kind(models_dir, home, **settings)
     try:
         daemon.wait_until_ready()
         yield daemon

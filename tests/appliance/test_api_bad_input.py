@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -52,7 +54,6 @@ REFUSED = [
     (CHAT, message(role="tool"), "messages[0].role", "tools are not supported"),
     (CHAT, message(content=3), "messages[0].content", "found 3"),
     (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content", "missing"),
-    (CHAT, message(name="Bob"), "messages[0].name", "not supported"),
     (CHAT, message(tool_calls=[{}]), "messages[0].tool_calls", "not supported"),
     (CHAT, message(mood="good"), "messages[0].mood", "not supported"),
     (
@@ -63,14 +64,29 @@ REFUSED = [
     ),
     (CHAT, part(type="text"), "messages[0].content[1].text", "missing"),
     (CHAT, chat(mood="good"), "mood", "unknown field mood"),
-    (CHAT, chat(n=2), "n", "send 1"),
-    (CHAT, chat(n=True), "n", "not supported"),
+    (CHAT, chat(**{"foo bar": 1}), '"foo bar"', 'unknown field "foo bar"'),
+    (CHAT, chat(**{"": 1}), '""', 'unknown field ""'),
+    (CHAT, chat(str=1), "str", "unknown field str"),
+    (CHAT, message(**{"list[str]": 1}), 'messages[0]."list[str]"', 'unknown field messages[0]."list[str]"'),
+    (CHAT, part(type="text", text="", mood=1), "messages[0].content[1].mood", "unknown field"),
+    (CHAT, chat(n=0), "n", "n is 0, expected 1 to 64"),
+    (CHAT, chat(n=True), "n", "found true"),
+    (CHAT, chat(chat_template_kwargs={"enable_thinking": True}), "chat_template_kwargs", "send {}"),
+    (CHAT, chat(options={"num_ctx": 5}), "options", "not supported"),
+    (CHAT, chat(add_generation_prompt=False), "add_generation_prompt", "send True"),
+    (CHAT, chat(reasoning_effort="high"), "reasoning_effort", "send 'none'"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools", "not supported"),
     (CHAT, chat(tool_choice="required"), "tool_choice", "not supported"),
     (CHAT, chat(response_format={"type": "json_object"}), "response_format", "not supported"),
-    (CHAT, chat(logit_bias={"49157": 5}), "logit_bias", "not supported"),
-    (CHAT, chat(logprobs=True), "logprobs", "not supported"),
-    (CHAT, chat(presence_penalty=0.1), "presence_penalty", "not supported"),
+    (CHAT, chat(logit_bias={"49157": 5}), "logit_bias", "no token 49157 in the vocabulary of 49152"),
+    (CHAT, chat(logit_bias={"5": 101}), "logit_bias", "is 101.0, expected -100 to 100"),
+    (CHAT, chat(logit_bias={"Paris": 5}), "logit_bias", "'Paris' is no token id"),
+    (CHAT, chat(logit_bias={"5": "much"}), "logit_bias", 'found "much"'),
+    (CHAT, chat(logprobs=1), "logprobs", "found 1"),
+    (CHAT, chat(top_logprobs=1), "top_logprobs", "needs logprobs"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "21"),
+    (CHAT, chat(presence_penalty=2.1), "presence_penalty", "2.1, expected -2.0 to 2.0"),
+    (CHAT, chat(frequency_penalty=-2.1), "frequency_penalty", "-2.1, expected -2.0 to 2.0"),
     (CHAT, chat(stream_options={"mood": 1}), "stream_options.mood", "not supported"),
     (CHAT, chat(stream="yes"), "stream", 'found "yes"'),
     (CHAT, chat(temperature="hot"), "temperature", 'found "hot"'),
@@ -84,12 +100,12 @@ REFUSED = [
     ),
     (CHAT, chat(top_p=0), "top_p", "top_p is 0"),
     (CHAT, chat(top_k=-2), "top_k", "-2"),
-    (CHAT, chat(top_k=10**30), "top_k", "less than or equal"),
+    (CHAT, chat(top_k=10**30), "top_k", "expected -1 to 2147483647"),
     (CHAT, chat(min_p=2), "min_p", "min_p is 2"),
-    (CHAT, chat(seed=-1), "seed", "found -1"),
-    (CHAT, chat(seed=2**63), "seed", "found 9223372036854775808"),
+    (CHAT, chat(seed=-1), "seed", "seed is -1, expected 0"),
+    (CHAT, chat(seed=2**63), "seed", "seed is 9223372036854775808"),
     (CHAT, chat(max_tokens=-1), "max_tokens", "found -1"),
-    (CHAT, chat(max_tokens=0), "max_tokens", "found 0"),
+    (CHAT, chat(max_tokens=0), "max_tokens", "max_tokens is 0"),
     (CHAT, chat(max_tokens=1.5), "max_tokens", "found 1.5"),
     (CHAT, chat(max_tokens=True), "max_tokens", "found true"),
     (CHAT, chat(max_tokens=1, max_completion_tokens=2), "max_completion_tokens", "send one"),
@@ -103,16 +119,17 @@ REFUSED = [
     (TEXT, {"model": MODEL}, "prompt", "prompt is missing"),
     (TEXT, text(prompt=None), "prompt", "found null"),
     (TEXT, text(prompt=""), "prompt", "empty"),
-    (TEXT, text(prompt=[]), "prompt", "0 prompts"),
+    (TEXT, text(prompt=[]), "prompt", "prompt has 0 prompts, expected 1 to 128"),
     (TEXT, text(prompt=[[]]), "prompt", "empty"),
-    (TEXT, text(prompt=["a"] * 129), "prompt", "129 prompts"),
+    (TEXT, text(prompt=["a"] * 129), "prompt", "prompt has 129 prompts, expected 1 to 128"),
     (TEXT, text(prompt=["a", 1]), "prompt[1]", "found"),
     (TEXT, text(prompt=[1, 49157]), "prompt", "no token 49157 in the vocabulary of 49152"),
     (TEXT, text(prompt=[[1], [-1]]), "prompt", "no token -1"),
     (TEXT, text(prompt=[10**30]), "prompt", f"no token {10**30}"),
-    (TEXT, text(echo=True), "echo", "not supported"),
-    (TEXT, text(best_of=2), "best_of", "not supported"),
-    (TEXT, text(logprobs=1), "logprobs", "not supported"),
+    (TEXT, text(echo="yes"), "echo", 'found "yes"'),
+    (TEXT, text(n=2, best_of=1), "best_of", "best_of is 1, expected at least n = 2"),
+    (TEXT, text(best_of=2, stream=True), "best_of", "cannot be streamed"),
+    (TEXT, text(logprobs=21), "logprobs", "logprobs is 21, expected 0 to 20"),
     (TEXT, text(suffix="!"), "suffix", "not supported"),
     (TEXT, text(messages=HI), "messages", "unknown field"),
 ]
@@ -153,6 +170,39 @@ def test_an_over_long_prompt_is_refused_with_both_numbers(
     prompt_tokens = 512 if path == TEXT else 631
     assert f"{prompt_tokens} tokens" in error["message"]
     assert "a context of 512 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_hopeless_prompt_is_refused_before_it_is_encoded(daemon: LiveDaemon, path: str) -> None:
+    huge = "x" * 4_000_000
+    answer = daemon.post(path, message(content=huge) if path == CHAT else text(prompt=huge))
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    # The longest token of this vocabulary stands for 81 bytes; the template adds some.
+    assert re.search(r"at least 4938[3-9] tokens", error["message"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({f"field{number}": 1 for number in range(200_000)}, "field0"),
+        ({"logit_bias": {f"{number}": "x" for number in range(200_000)}}, "logit_bias"),
+        (
+            {"messages": [{**HI[0], **{f"field{number}": 1 for number in range(200_000)}}]},
+            "messages[0].field0",
+        ),
+        ({"stream_options": {f"field{number}": 1 for number in range(200_000)}}, "stream_options.field0"),
+    ],
+    ids=["fields", "logit_bias", "messages", "stream_options"],
+)
+def test_the_first_fault_of_many_is_named_at_once(
+    daemon: LiveDaemon, fields: dict[str, Any], param: str
+) -> None:
+    body = json.dumps(chat(**fields)).encode()
+    began = time.monotonic()
+    answer = daemon.post(CHAT, body)
+    assert time.monotonic() - began < 0.5
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param)
 
 
 def test_an_unknown_model_hears_which_there_are(daemon: LiveDaemon) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from live_daemon import MODEL, LiveDaemon
 
@@ -134,8 +136,28 @@ def test_fields_that_change_nothing_are_accepted(api: openai.OpenAI) -> None:
         "store": False,
         "user": "someone",
         "logit_bias": None,
+        "reasoning_effort": "none",
     }
-    assert ask(api, **neutral).choices[0].message.content == ANSWER
+    others = {
+        "some_other_servers_field": None,
+        "chat_template_kwargs": {},
+        "options": {},
+        "add_generation_prompt": True,
+        "keep_alive": "5m",
+        "stream_options": {"continuous_usage_stats": False},
+    }
+    part = {"type": "text", "text": FRANCE[0]["content"], "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [part], "name": "Bob"}]
+    assert ask(api, messages, **neutral, extra_body=others).choices[0].message.content == ANSWER
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert ask(api, tools=tools, tool_choice="none").choices[0].message.content == ANSWER
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2:135M"])
+def test_a_model_is_called_as_on_the_command_line(api: openai.OpenAI, name: str) -> None:
+    answer = api.completions.create(model=name, prompt="Hi", max_tokens=1)
+    assert answer.model == name
+    assert api.models.retrieve(name).id == MODEL
 
 
 def test_the_model_is_listed_with_its_context(api: openai.OpenAI) -> None:
@@ -152,6 +174,17 @@ def test_requests_are_measured(daemon: LiveDaemon, api: openai.OpenAI) -> None:
     after = [daemon.metric(name) for name in (*counts, *tokens)]
     # Seven tokens of text; the one that ends the answer is not among them.
     assert [round(now - then) for now, then in zip(after, before, strict=True)] == [1, 6, 1, 37, 7]
+
+
+def test_the_daemon_may_open_as_many_connections_as_it_is_allowed(daemon: LiveDaemon) -> None:
+    soft, hard = psutil.Process(daemon.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert soft == hard
+
+
+@pytest.mark.usefixtures("daemon")
+def test_what_is_served_cannot_be_removed(starter_model: Path) -> None:
+    with (starter_model.parent / "manifest.json").open("rb") as manifest, pytest.raises(BlockingIOError):
+        fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_daemon_has_no_torch_in_it(daemon: LiveDaemon, api: openai.OpenAI) -> None:

@@ -53,7 +53,9 @@ def test_a_request_that_takes_too_long_is_ended_and_told(kept: LiveDaemon) -> No
     def used() -> str:
         metrics = httpx.get(f"{kept.url}/metrics", headers=KEY).text
         return next(
-            line for line in metrics.splitlines() if line.startswith('appliance_kv_blocks{state="used"}')
+            line
+            for line in metrics.splitlines()
+            if line.startswith('appliance_kv_blocks{tier="device",state="used"}')
         )
 
     assert eventually(lambda: used().endswith(" 0.0"), 1.0)

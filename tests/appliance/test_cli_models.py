@@ -179,6 +179,13 @@ def test_what_needs_no_model_loads_nothing_heavy(appliance: Run) -> None:
     assert not imported & {"torch", "numpy", "fastapi", "tokenizers", "zmq"}
 
 
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m appliance.cli.main list --download-dir {tmp_path / 'models'} >&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == "no model is installed; `appliance list --all` shows what there is to pull\n"
+
+
 def test_a_terminal_sees_a_bar(gguf: str, tmp_path: Path) -> None:
     main, terminal = pty.openpty()
     done = subprocess.run(

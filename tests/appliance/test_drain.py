@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def test_what_does_not_finish_hears_why(
         assert raised.value.code == "shutting_down"
         assert daemon.process.wait(10) == 0
         assert not psutil.pid_exists(worker.pid)
+
+
+def test_a_body_that_never_comes_holds_up_nothing(starter_models_dir: Path, tmp_path: Path) -> None:
+    with live_daemon(starter_models_dir, tmp_path, drain_timeout=60) as daemon:
+        host, port = daemon.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head + b'{"model": ')
+            assert daemon.get("/ready").status_code == 200
+            daemon.process.send_signal(signal.SIGTERM)
+            with connection.makefile("rb") as answer:
+                assert answer.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+                assert b'"code":"shutting_down"' in answer.read()
+        assert daemon.process.wait(10) == 0
+        assert "Traceback" not in daemon.log
 
 
 def test_a_signal_while_the_model_loads_ends_cleanly(starter_models_dir: Path, tmp_path: Path) -> None:

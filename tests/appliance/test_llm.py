@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from live_daemon import MODEL
 
 from appliance import LLM, SamplingParams
-from appliance.engine.errors import ContextLengthError, ParameterError
+from appliance.engine.errors import ContextLengthError, EngineError, ParameterError
 from appliance.settings import SettingsError
 from appliance.store import StoreError
 
@@ -57,7 +59,7 @@ def test_each_prompt_may_have_its_own_parameters(tiny: LLM) -> None:
 def test_a_bad_prompt_stops_the_call_before_anything_runs(tiny: LLM) -> None:
     with pytest.raises(ContextLengthError, match="512"):
         tiny.generate([[5], [5] * 600], GREEDY)
-    with pytest.raises(ParameterError, match="expected a text or token ids"):
+    with pytest.raises(ParameterError, match="expected a text or a list of token ids"):
         tiny.generate([[5], [1.5]], GREEDY)  # type: ignore[list-item]
     assert len(tiny.generate([[5]], GREEDY)) == 1
 
@@ -72,8 +74,71 @@ def test_a_stop_string_ends_the_text_before_it(starter: LLM) -> None:
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
 
 
+def test_prompts_may_be_any_sequence_of_whole_numbers(tiny: LLM) -> None:
+    expected = tiny.generate([[5, 6, 7]], GREEDY)[0].outputs
+    for prompt in (np.array([5, 6, 7]), (5, 6, 7), range(5, 8), {"prompt_token_ids": [5, 6, 7]}):
+        assert tiny.generate([prompt], GREEDY)[0].outputs == expected  # type: ignore[list-item]
+    for bad in (b"Hello", None, [5, "x"], [True, True], {"prompt": 5}, {"text": "x"}, {}):
+        with pytest.raises(ParameterError, match="a prompt"):
+            tiny.generate([bad], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(ParameterError, match="expected SamplingParams"):
+        tiny.generate([[5]], {"temperature": 0})  # type: ignore[arg-type]
+
+
+def test_threads_take_turns(tiny: LLM) -> None:
+    prompts = [[5 + n, 6, 7] for n in range(6)]
+    expected = [tiny.generate([prompt], GREEDY)[0].outputs for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda prompt: tiny.generate([prompt], GREEDY)[0].outputs, prompts)) == expected
+
+
+def test_an_interrupted_call_leaves_nothing_behind(tiny: LLM) -> None:
+    def interrupted(events: int) -> None:
+        step = tiny._engine.step  # type: ignore[union-attr]
+        calls = iter(range(events))
+
+        def interrupt() -> Any:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return step()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiny._engine, "step", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                tiny.generate([[5], [6, 7]], GREEDY)
+
+    expected = tiny.generate([[8, 9]], GREEDY)[0].outputs
+    for events in (0, 1, 3):
+        interrupted(events)
+        assert tiny.generate([[8, 9]], GREEDY)[0].outputs == expected
+        assert tiny._engine.stats().blocks_used == 0  # type: ignore[union-attr]
+
+
+def test_a_conversation_is_answered_as_by_the_daemons_route(starter: LLM, api: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    (offline,) = starter.chat(messages, SamplingParams(temperature=0.0, max_tokens=24))
+    online = api.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=24)  # type: ignore[arg-type]
+    assert offline.outputs[0].text == online.choices[0].message.content
+    both = starter.chat([messages, messages], SamplingParams(temperature=0.0, max_tokens=24))
+    assert [output.outputs[0].text for output in both] == [offline.outputs[0].text] * 2
+
+
+def test_a_closed_model_says_so(golden: Path) -> None:
+    with LLM(str(golden / "gguf_q8_0" / "mini-q8_0.gguf"), kv_cache_memory_bytes=2**20) as llm:
+        (output,) = llm.generate(
+            [[5]], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=1)
+        )
+        assert output.finished
+        assert output.metrics.first_token_at is not None
+        assert output.outputs[0].cumulative_logprob == pytest.approx(
+            sum(position.token.logprob for position in output.outputs[0].logprobs or ())
+        )
+    with pytest.raises(EngineError, match="was closed"):
+        llm.generate([[5]])
+
+
 def test_an_unknown_setting_or_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'max_model_length'.*did you mean 'max_model_len'"):
+    with pytest.raises(SettingsError, match=r"max_model_length .*did you mean max_model_len\?"):
         LLM(MODEL, max_model_length=5)
     with pytest.raises(StoreError, match=r"nothing\.gguf"):
         LLM(str(tmp_path / "nothing.gguf"))

@@ -245,10 +245,11 @@ def test_another_model_under_the_name_is_not_overwritten(
     assert store.get("tiny").path.read_bytes() == CONTENT
 
 
-def start_pull(store: Store, config_dir: Path, cwd: Path) -> subprocess.Popen[str]:
-    """A real `appliance pull tiny`, in a session of its own as a shell would start it."""
+def start_pull(store: Store, config_dir: Path, cwd: Path, *verb: str) -> subprocess.Popen[str]:
+    """A real `appliance pull tiny`, or another verb, in a session of its own as a shell would start it."""
+    command = [sys.executable, "-m", "appliance.cli.main", *(verb or ("pull",)), "tiny"]
     return subprocess.Popen(
-        [sys.executable, "-m", "appliance.cli.main", "pull", "tiny", "--download-dir", str(store.models_dir)],
+        [*command, "--download-dir", str(store.models_dir)],
         env={**os.environ, "APPLIANCE_CONFIG_DIR": str(config_dir)},
         cwd=cwd,
         stdout=subprocess.PIPE,
@@ -298,6 +299,27 @@ def test_an_interrupted_pull_ends_pip_and_the_next_one_works(
     assert pull_tiny(store, config_dir).model.path.read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_serve_can_be_ended_while_it_pulls_and_nobody_is_left_waiting_at_its_port(
+    index: Index, store: Store, config_dir: Path, tmp_path: Path, sign: signal.Signals, code: int
+) -> None:
+    offer(index, config_dir)
+    index.stall = True
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start_pull(store, config_dir, tmp_path, "serve", "--port", str(port))
+    assert index.stalled.wait(30)
+    pips = children_of(process.pid)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    process.send_signal(sign)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
+    wait_until_gone(pips)
+
+
 def test_after_kill_9_the_lock_is_free_and_the_rest_is_cleaned(
     index: Index, store: Store, config_dir: Path, tmp_path: Path
 ) -> None:
@@ -310,12 +332,9 @@ def test_after_kill_9_the_lock_is_free_and_the_rest_is_cleaned(
     pips = children_of(process.pid)
     process.kill()
     process.communicate()
+    wait_until_gone(pips)
     assert list(store.partial_dir(FULL).iterdir())
     index.stall = False
-    try:
-        assert pull_tiny(store, config_dir).model.path.read_bytes() == CONTENT
-    finally:
-        index.released.set()
-        wait_until_gone(pips)  # the orphan ends by itself once its download does
+    assert pull_tiny(store, config_dir).model.path.read_bytes() == CONTENT
     assert not store.partial_dir(FULL).exists()
     assert [model.name for model in store.list().models] == ["tiny:1"]

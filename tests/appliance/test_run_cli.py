@@ -70,6 +70,13 @@ def test_errors_go_to_stderr_and_set_the_status(
     assert run(starter_models_dir, tmp_path, "--url", daemon.url).returncode == 2
 
 
+def test_a_question_without_a_model_is_told_from_one(starter_models_dir: Path, tmp_path: Path) -> None:
+    ended = run(starter_models_dir, tmp_path, "What is a prime?")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("error: 'What is a prime?' is not a model name")
+    assert ended.stderr.endswith("; to ask something, write `appliance run MODEL QUESTION`\n")
+
+
 def test_without_a_daemon_it_starts_one_and_ends_it(starter_models_dir: Path, tmp_path: Path) -> None:
     before = set(psutil.pids())
     ended = run(starter_models_dir, tmp_path, MODEL, QUESTION, port=free_port())

@@ -249,6 +249,15 @@ def test_a_second_process_is_refused_until_the_first_is_gone(store: Store) -> No
         pass
 
 
+def test_a_model_in_use_is_not_removed(store: Store) -> None:
+    put(store, "a:1")
+    with store.get("a").hold(), store.get("a").hold():
+        with pytest.raises(StoreError, match="a:1 is in use; end the daemon or program"):
+            store.remove("a")
+        assert store.get("a").path.read_bytes() == b"weights"
+    assert store.remove("a").name == "a:1"
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file")
     store = Store(tmp_path / "models")

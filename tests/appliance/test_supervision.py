@@ -6,7 +6,8 @@ import asyncio
 
 from appliance.daemon.backoff import WINDOW_S, Backoff
 from appliance.daemon.events import EventStream, Flights
-from appliance.engine.types import ErrorInfo, Request, SamplingParams, TokenEvent
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import ErrorInfo, Request, TokenEvent
 
 DIED = ErrorInfo("worker_died", "it died")
 

@@ -6,18 +6,21 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from live_daemon import BLOCK_BYTES, FREED_WITHIN_S, MODEL, LiveDaemon, eventually, live_daemon
 
 from appliance.daemon import worker
 from appliance.daemon.events import EventStream
 from appliance.engine.config import EngineConfig
-from appliance.engine.types import Request, SamplingParams, TokenEvent
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import Request, TokenEvent
 
 pytestmark = pytest.mark.starter
 
@@ -99,3 +102,59 @@ def test_a_hung_worker_is_killed_and_replaced(starter_model: Path, monkeypatch: 
             await handle.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_hangs_with_nothing_to_do_is_noticed_too(
+    starter_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "SILENT_S", 1.0)
+    monkeypatch.setattr(worker, "HANG_S", 2.0)
+    monkeypatch.setattr(worker, "WATCH_S", 0.5)
+    memory = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, "max_model_len": 512}
+
+    async def scenario() -> None:
+        handle = worker.WorkerHandle(EngineConfig(model_path=str(starter_model), **memory))
+        try:
+            await handle.start()
+            assert handle.not_ready == ""
+            assert handle._process is not None
+            os.kill(handle._process.pid, signal.SIGSTOP)
+            seen = []
+            while not handle.restarts:
+                await asyncio.sleep(0.2)
+                seen.append(handle.not_ready)
+            assert any("has been silent for" in reason for reason in seen)
+            assert "the engine worker is being restarted" in seen
+            assert handle.not_ready == ""
+        finally:
+            await handle.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_never_loads_is_given_up(starter_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LOAD_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        handle = worker.WorkerHandle(EngineConfig(model_path=str(starter_model), max_model_len=512))
+        with pytest.raises(worker.WorkerUnavailableError, match=r"did not load the model within 0\.2 s"):
+            await handle.start()
+        assert "did not load" in handle.not_ready
+        await handle.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5])
+def test_a_worker_that_starts_does_not_outlive_its_daemon(
+    starter_models_dir: Path, tmp_path: Path, delay_s: float
+) -> None:
+    daemon = LiveDaemon(starter_models_dir, tmp_path)
+    children = psutil.Process(daemon.process.pid).children
+    assert eventually(lambda: bool(children()), 30.0)
+    orphans = children()
+    time.sleep(delay_s)
+    daemon.process.kill()
+    daemon.process.wait()
+    _, alive = psutil.wait_procs(orphans, timeout=5)
+    assert alive == []

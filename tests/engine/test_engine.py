@@ -11,7 +11,10 @@ import torch
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
 from appliance.engine.errors import ContextLengthError, MemoryPlanError, ParameterError
-from appliance.engine.types import Request, SamplingParams
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import Request
+from appliance.quant.errors import CheckpointError
+from appliance.quant.gguf.file import GGUFFile
 
 BLOCK_BYTES = 1 * 2 * 2 * 16 * 32 * 4  # layers · (k, v) · kv heads · tokens · head_dim · float32
 PROMPTS = [
@@ -95,7 +98,7 @@ def test_the_context_ends_the_text(model: str) -> None:
 def test_a_context_beyond_the_pool_is_served_as_far_as_the_pool_goes(model: str) -> None:
     engine = start(model, kv_cache_memory_bytes=4 * BLOCK_BYTES)
     assert engine.info.max_model_len == 64
-    assert "64" in engine.info.note
+    assert "64" in engine.info.notes[0]
     (text,) = run(engine, [PROMPTS[1]], max_tokens=None)
     assert len(text) == 24
 
@@ -128,10 +131,9 @@ def test_abort_frees_the_blocks_at_once_and_says_so_once(model: str) -> None:
     engine.add(Request(id="a", prompt_ids=tuple(PROMPTS[3]), sampling=sampling, arrived_at=0.0))
     engine.step()
     assert engine.stats().blocks_used == 5
-    event = engine.abort("a")
-    assert event is not None
-    assert event.finish_reason == "abort"
-    assert engine.abort("a") is None
+    (event,) = engine.abort("a")
+    assert (event.finish_reason, event.is_last) == ("abort", True)
+    assert engine.abort("a") == []
     assert (engine.stats().blocks_used, engine.has_work) == (0, False)
 
 
@@ -147,6 +149,65 @@ def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(model: s
     assert (event.request_id, event.finish_reason, event.error.code) == ("bad", "error", "step_failed")
     embeddings["embed"] = whole
     assert run(engine, [PROMPTS[0]]) == expected
+
+
+def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: str) -> None:
+    engine = start(model, max_num_batched_tokens=32, max_num_seqs=4)
+    expected = run(engine, [PROMPTS[0], PROMPTS[1]])
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    for name, prompt in (("good", PROMPTS[0]), ("bad", PROMPTS[3])):
+        request = Request(
+            id=name, prompt_ids=tuple(prompt), sampling=sampling, arrived_at=float(name == "bad")
+        )
+        engine.add(request)
+    events = engine.step()
+    (bad,) = engine.scheduler.find("bad")
+    assert bad.deficit > 0, "the prompt is to be computed in chunks"
+    engine._runner._executor._pools[0][bad.tables[0][0]] = float("nan")
+    while engine.has_work:
+        events += engine.step()
+        engine.scheduler.check()
+    (failed,) = [event for event in events if event.request_id == "bad"]
+    assert failed.error is not None
+    assert (failed.error.code, failed.is_last) == ("numerical_error", True)
+    text = tuple(token for event in events if event.request_id == "good" for token in event.token_ids)
+    assert text == expected[0]
+    engine._runner._executor._pools[0].nan_to_num_()
+    assert run(engine, [PROMPTS[0], PROMPTS[1]]) == expected
+
+
+def test_unseeded_requests_differ_and_figures_are_kept(model: str) -> None:
+    engine = start(model)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+    texts = []
+    for index in range(2):
+        request = Request(id=str(index), prompt_ids=tuple(PROMPTS[3]), sampling=sampling, arrived_at=0.0)
+        engine.add(request)
+        events = []
+        while engine.has_work:
+            events += engine.step()
+        texts.append([token for event in events for token in event.token_ids])
+        assert {event.num_cached_tokens for event in events} == {64 * index}
+    assert texts[0] != texts[1]
+    stats = engine.stats()
+    assert (stats.generated_tokens_total, stats.prompt_tokens_total) == (24, 2 * len(PROMPTS[3]))
+
+
+@pytest.mark.parametrize("block_size", [12, 24, 128])
+def test_a_block_size_that_attention_cannot_split_is_refused(model: str, block_size: int) -> None:
+    with pytest.raises(ValueError, match=f"block_size is {block_size}, expected one of"):
+        start(model, block_size=block_size)
+
+
+def test_weights_that_are_not_numbers_are_refused_by_name(golden: Path, tmp_path: Path) -> None:
+    data = bytearray((golden / "gguf_f16" / "mini-f16.gguf").read_bytes())
+    with GGUFFile(golden / "gguf_f16" / "mini-f16.gguf") as file:
+        at = file.tensors["blk.0.ffn_down.weight"].offset
+    data[at : at + 2] = b"\x00\x7e"  # NaN in half precision
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.down hold values that are not finite"):
+        start(str(path))
 
 
 def test_a_pool_that_fits_nothing_is_refused(model: str) -> None:

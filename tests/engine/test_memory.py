@@ -42,6 +42,12 @@ def test_asking_for_more_than_the_model_has_is_said() -> None:
     assert "10000" in got.note
 
 
+@pytest.mark.parametrize(("block_size", "max_model_len"), [(32, 32), (16, 16), (64, 40)])
+def test_one_short_sequence_is_no_reason_to_refuse(block_size: int, max_model_len: int) -> None:
+    got = plan(max_num_seqs=1, max_model_len=max_model_len, block_size=block_size)
+    assert (got.num_blocks, got.max_model_len) == (2, max_model_len)
+
+
 def test_no_more_blocks_than_all_sequences_could_fill() -> None:
     assert plan(max_num_seqs=2, max_model_len=160).num_blocks == 20
 
@@ -59,3 +65,16 @@ def test_more_memory_and_shorter_contexts_never_fit_worse(a: int, b: int, long: 
     assert big.num_blocks >= small.num_blocks
     assert big.max_model_len >= small.max_model_len
     assert plan(free_bytes=less, max_model_len=short).max_model_len >= min(short, small.max_model_len)
+
+
+def test_a_share_replaces_the_modest_default() -> None:
+    assert plan(share=0.1, max_num_seqs=1024).num_blocks == 2**34 // 10 // 2**20
+    assert plan(share=0.5, max_num_seqs=1024).num_blocks == 2**13
+    assert plan(share=0.5, kv_cache_memory_bytes=100 * 2**20).num_blocks == 100
+
+
+@given(st.floats(0.001, 0.95), st.floats(0.001, 0.95), st.integers(2**33, 2**36))
+def test_a_larger_share_never_fits_worse(a: float, b: float, free: int) -> None:
+    small, big = (plan(free_bytes=free, share=share) for share in sorted((a, b)))
+    assert big.num_blocks >= small.num_blocks
+    assert big.max_model_len >= small.max_model_len

@@ -14,7 +14,8 @@ from appliance.engine.decoder import build_program
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.executors import TorchExecutor
 from appliance.engine.families import read_spec
-from appliance.engine.types import PlanRow, SamplingParams, StepPlan
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import PlanRow, StepPlan
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.quant.errors import CheckpointError
@@ -31,14 +32,15 @@ def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
         spec = read_spec(checkpoint.metadata, weights.names)
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
         executor = TorchExecutor(build_program(spec), spec, weights, KVLayout((group,), 16), dense_bytes)
-    executor.attach_pools(16)
+    executor.attach_pools(16, 512)
     return executor
 
 
 def logits_at(executor: TorchExecutor, ids: list[int], start: int, stop: int) -> torch.Tensor:
     """Logits after token stop - 1, computing tokens start … stop - 1 in blocks 5, 3, 9, …"""
-    row = PlanRow("r", tuple(ids[start:stop]), start, ((5, 3, 9, 0),), True, SamplingParams(), 0)
-    return executor.run(build_batch(StepPlan(1, (row,)), 16))[0]
+    row = PlanRow("r", tuple(ids[start:stop]), start, ((5, 3, 9, 0),), True, SamplingParams(), (0,))
+    batch = build_batch(StepPlan(1, (row,)), 16)
+    return executor.logits(executor.run(batch)[-1:], batch)[0]
 
 
 @pytest.mark.parametrize("name", MODELS)

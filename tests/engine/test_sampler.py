@@ -1,4 +1,4 @@
-"""Sampling against exact probabilities, and its independence of everything but (logits, parameters, seed, position)."""
+"""Sampling against exact probabilities, and its independence of all but (logits, parameters, seed, position)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from appliance.engine.sampler import keyed_uniform, sample
-from appliance.engine.types import PlanRow, SamplingParams
+from appliance.engine.sampler import sample
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.seeds import derive_seed, keyed_uniform
+from appliance.engine.types import PlanRow
 
 VOCAB = 1000
 
 
-def row(seed: int = 0, position: int = 1, **sampling: Any) -> PlanRow:
-    return PlanRow("r", (0,), position - 1, ((0,),), True, SamplingParams(**sampling), seed)
+def row(*seeds: int, position: int = 1, **sampling: Any) -> PlanRow:
+    return PlanRow("r", (0,), position - 1, ((0,),), True, SamplingParams(**sampling), seeds or (0,))
 
 
 def exact(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -32,8 +34,11 @@ def exact(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         kept.append(t)
         reached += p[t]
     result = torch.zeros(len(p), dtype=torch.float64)
-    for t in kept:
-        result[t] = p[t] / reached
+    for excluded, weight in ((True, sampling.xtc_probability), (False, 1 - sampling.xtc_probability)):
+        likely = [t for t in kept if p[t] / reached >= sampling.xtc_threshold] if excluded else []
+        left = kept[max(0, len(likely) - 1) :]
+        for t in left:
+            result[t] += weight * p[t] / sum(p[t] for t in left)
     return result
 
 
@@ -48,14 +53,15 @@ def exact(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         {"temperature": 1.0, "min_p": 0.1},
         {"temperature": 2.0, "min_p": 1e-9, "top_p": 0.95},
         {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+        {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"temperature": 1.0, "top_k": 10, "xtc_probability": 1.0, "xtc_threshold": 0.02},
     ],
 )
 def test_frequencies_match_the_exact_distribution(sampling: dict[str, Any]) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 3
     expected = exact(logits, SamplingParams(**sampling))
     draws = 4000
-    ids, failed = sample(logits.expand(draws, -1), [row(seed=s, **sampling) for s in range(draws)])
-    assert not failed
+    ids = sample(logits, row(*range(draws), **sampling)).token_ids
     counts = torch.bincount(torch.tensor(ids), minlength=VOCAB).double()
     assert counts[expected == 0].sum() == 0, "a token that the filters drop was drawn"
     # Pearson's statistic over tokens expected at least 5 times, the others pooled; 6 sigma.
@@ -69,30 +75,61 @@ def test_frequencies_match_the_exact_distribution(sampling: dict[str, Any]) -> N
 
 
 def test_greedy_is_argmax_and_the_first_of_equals() -> None:
-    logits = torch.zeros(2, VOCAB)
-    logits[0, [7, 9]] = 5.0
-    logits[1, 3] = 1.0
-    assert sample(logits, [row(temperature=0.0)] * 2)[0] == [7, 3]
+    logits = torch.zeros(VOCAB)
+    logits[[7, 9]] = 5.0
+    assert sample(logits, row(1, 2, temperature=0.0)).token_ids == (7, 7)
 
 
-def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
-    logits = torch.randn(6, VOCAB)
-    rows = [
-        row(seed=s, position=p, temperature=1.0, top_p=0.9)
-        for s, p in ((1, 5), (1, 6), (2, 5), (3, 9), (1, 5), (8, 1))
-    ]
-    together = sample(logits, rows)[0]
-    assert together == [sample(logits[i : i + 1], [rows[i]])[0][0] for i in range(6)]
-    assert sample(logits.flip(0), rows[::-1])[0] == together[::-1]
-    assert len({keyed_uniform(s, p) for s in range(30) for p in range(30)}) == 900
+def test_a_tiny_temperature_is_nearly_greedy_and_finite() -> None:
+    logits = torch.randn(VOCAB)
+    assert sample(logits, row(*range(20), temperature=1e-9)).token_ids == (int(logits.argmax()),) * 20
 
 
-def test_rows_that_are_not_finite_are_named() -> None:
-    logits = torch.randn(3, VOCAB)
-    logits[1, 17] = float("nan")
-    logits[2, 0] = float("inf")
-    assert sample(logits, [row(temperature=0.0), row(), row(temperature=0.0)])[1] == {1, 2}
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    logits = torch.randn(VOCAB)
+    rows = [row(s, position=p, temperature=1.0, top_p=0.9) for s, p in ((1, 5), (1, 6), (2, 5), (3, 9))]
+    draws = [sample(logits, each).token_ids[0] for each in rows]
+    assert [sample(logits.clone(), each).token_ids[0] for each in rows] == draws
+    assert sample(logits, row(1, 2, position=5, temperature=1.0, top_p=0.9)).token_ids == (draws[0], draws[2])
+    assert len({keyed_uniform(s, p, k) for s in range(20) for p in range(20) for k in range(2)}) == 800
+    assert derive_seed(5, 0) == 5
+    assert len({derive_seed(s, i) for s in range(30) for i in range(30)}) == 900
 
 
-def test_no_rows() -> None:
-    assert sample(torch.empty(0, VOCAB), []) == ([], frozenset())
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1e-310},
+        {"temperature": 1e-310, "top_p": 0.9},
+        {"temperature": 1e-310, "min_p": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"temperature": 2.0, "top_k": 5, "top_p": 5e-324},
+        {"temperature": 2.0, "top_k": 10**9, "top_p": 1e-300},
+    ],
+)
+def test_extreme_filters_leave_the_most_likely_token(sampling: dict[str, Any]) -> None:
+    logits = torch.randn(VOCAB)
+    assert sample(logits, row(*range(8), **sampling)).token_ids == (int(logits.argmax()),) * 8
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_fail(value: float) -> None:
+    logits = torch.randn(VOCAB)
+    assert not sample(logits, row(temperature=0.0)).failed
+    logits[17] = value
+    assert sample(logits, row(temperature=0.0)).failed
+
+
+def test_logprobs_are_of_the_distribution_before_sampling_parameters() -> None:
+    logits = torch.randn(VOCAB) * 4
+    expected = torch.log_softmax(logits.double(), -1)
+    result = sample(logits, row(3, 4, temperature=0.5, top_p=0.9, logit_bias={5: 50.0}, logprobs=3))
+    assert result.token_ids == (5, 5)
+    for position in result.logprobs:
+        assert position.token.token_id == 5
+        assert position.token.logprob == pytest.approx(float(expected[5]), abs=1e-9)
+        assert position.token.rank == int((expected > expected[5]).sum()) + 1
+        assert [top.token_id for top in position.top] == expected.topk(3).indices.tolist()
+        assert [top.rank for top in position.top] == [1, 2, 3]
+        assert [top.logprob for top in position.top] == pytest.approx(expected.topk(3).values.tolist())
+    assert sample(logits, row(logprobs=0)).logprobs[0].top == ()
+    assert sample(logits, row()).logprobs == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from appliance.engine.blocks import BlockPool
 from appliance.engine.kv_cache import KVCache
+from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.scheduler import Scheduler, SchedulerLimits
-from appliance.engine.types import Request, SamplingParams, Sequence, StepPlan, StepResult, TokenEvent
+from appliance.engine.seeds import derive_seed
+from appliance.engine.types import Request, RowResult, Sequence, StepPlan, StepResult
 
 BLOCK = 4
 VOCAB = 50
@@ -24,26 +28,31 @@ def make_scheduler(num_blocks: int, *, caching: bool, max_num_seqs: int = 4, bud
 
 
 def make_sequence(
-    name: str, prompt: list[int], arrived: float, *, priority: int = 0, max_tokens: int = 6
+    name: str,
+    prompt: list[int],
+    arrived: float,
+    *,
+    priority: int = 0,
+    **sampling: Any,
 ) -> Sequence:
-    sampling = SamplingParams(max_tokens=max_tokens)
+    params = SamplingParams(**{"max_tokens": 6, **sampling})
     request = Request(
-        id=name, prompt_ids=tuple(prompt), sampling=sampling, arrived_at=arrived, priority=priority
+        id=name, prompt_ids=tuple(prompt), sampling=params, arrived_at=arrived, priority=priority
     )
     return Sequence(request, list(prompt), seed=0)
 
 
-def next_token(tokens: list[int]) -> int:
-    """A model: the next token depends on every token before it, and now and then ends the text."""
-    return random.Random(repr(tokens)).randrange(VOCAB)
+def next_token(tokens: list[int], seed: int) -> int:
+    """A model: the next token depends on every token before it and the seed, and now and then ends the text."""
+    return random.Random(repr((tokens, seed))).randrange(VOCAB // 3)
 
 
-def undisturbed(seq: Sequence, max_model_len: int) -> tuple[list[int], str]:
-    """What a request must produce whatever happens around it."""
+def undisturbed(seq: Sequence, index: int, max_model_len: int) -> tuple[list[int], str]:
+    """What a continuation of a request must be, whatever happens around it."""
     tokens = list(seq.request.prompt_ids)
     while True:
-        token = next_token(tokens)
-        if token == EOS:
+        token = next_token(tokens, derive_seed(seq.seed, index))
+        if token == EOS and not seq.request.sampling.ignore_eos:
             return tokens[seq.num_prompt :], "stop"
         tokens.append(token)
         if len(tokens) - seq.num_prompt == seq.request.sampling.max_tokens or len(tokens) == max_model_len:
@@ -57,16 +66,18 @@ class MemoryModel:
         self.memory = [[-1] * BLOCK for _ in range(num_blocks)]
 
     def run(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            self.memory[copy.target.id] = list(self.memory[copy.source.id])
         for row in plan.rows:
             for offset, token in enumerate(row.token_ids):
                 block, place = divmod(row.start + offset, BLOCK)
                 self.memory[row.tables[0][block]][place] = token
-        sampled: list[tuple[int, ...]] = []
+        results = []
         for row in plan.rows:
             held = [token for block in row.tables[0] for token in self.memory[block]]
             context = held[: row.start + row.n_tokens]
-            sampled.append((next_token(context),) if row.wants_logits else ())
-        return StepResult(tuple(sampled))
+            results.append(RowResult(tuple(next_token(context, seed) for seed in row.seeds)))
+        return StepResult(tuple(results))
 
 
 requests = st.lists(
@@ -76,6 +87,8 @@ requests = st.lists(
         st.integers(0, 2),  # priority
         st.integers(1, 9),  # max_tokens
         st.integers(0, 12),  # step of arrival
+        st.integers(1, 6),  # continuations
+        st.booleans(),  # ignore_eos
     ),
     min_size=1,
     max_size=9,
@@ -85,27 +98,31 @@ requests = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(requests=requests, num_blocks=st.integers(5, 14), caching=st.booleans(), cancel=st.integers(0, 30))
 def test_every_request_gets_its_own_text_whatever_happens(
-    requests: list[tuple[int, int, int, int, int]], num_blocks: int, caching: bool, cancel: int
+    requests: list[tuple[int, int, int, int, int, int, bool]], num_blocks: int, caching: bool, cancel: int
 ) -> None:
     scheduler = make_scheduler(num_blocks, caching=caching)
     memory = MemoryModel(num_blocks)
     arrivals: dict[int, list[Sequence]] = {}
     everyone: dict[str, Sequence] = {}
-    for index, (length, prefix, priority, max_tokens, step) in enumerate(requests):
+    for index, (length, prefix, priority, max_tokens, step, n, ignore_eos) in enumerate(requests):
         prompt = [1 + (prefix * 17 + i) % (VOCAB - 1) for i in range(length)]
-        seq = make_sequence(str(index), prompt, index, priority=priority, max_tokens=max_tokens)
+        seq = make_sequence(
+            str(index), prompt, index, priority=priority, max_tokens=max_tokens, n=n, ignore_eos=ignore_eos
+        )
         arrivals.setdefault(step, []).append(seq)
-        everyone[seq.id] = seq
-    ended: dict[str, TokenEvent] = {}
-    produced: dict[str, list[int]] = {name: [] for name in everyone}
-    cancelled = None
+        everyone[seq.request.id] = seq
+    ended: dict[tuple[str, int], str] = {}
+    over: set[str] = set()
+    produced: dict[tuple[str, int], list[int]] = defaultdict(list)
     for step in range(500):
         for seq in arrivals.pop(step, []):
             scheduler.add(seq)
             scheduler.check()
-        if step == cancel and (victim := scheduler.find("0")):
-            scheduler.remove(victim)
-            cancelled = victim.id
+        if step == cancel and scheduler.find("0"):
+            events = [scheduler.end(seq, "abort") for seq in scheduler.find("0")]
+            assert [event.is_last for event in events] == [False] * (len(events) - 1) + [True]
+            over.add("0")
+            del everyone["0"]
             scheduler.check()
         if not scheduler.has_work and not arrivals:
             break
@@ -114,21 +131,30 @@ def test_every_request_gets_its_own_text_whatever_happens(
         assert plan.rows or not scheduler.has_work, "work is waiting and nothing runs"
         scheduler.check()
         for event in scheduler.commit(plan, memory.run(plan)):
-            assert event.request_id not in ended, "an event after the terminal one"
-            produced[event.request_id] += event.token_ids
+            key = (event.request_id, event.index)
+            assert key not in ended, "an event after the end of a continuation"
+            assert event.request_id not in over, "an event after the last one"
+            produced[key] += event.token_ids
             if event.finish_reason:
-                ended[event.request_id] = event
+                ended[key] = event.finish_reason
+            if event.is_last:
+                over.add(event.request_id)
         scheduler.check()
-    assert set(ended) | {cancelled} - {None} == set(everyone)
-    for name, event in ended.items():
-        text, reason = undisturbed(everyone[name], scheduler.limits.max_model_len)
-        assert (produced[name], event.finish_reason) == (text, reason)
+    for name, seq in everyone.items():
+        assert name in over
+        for index in range(seq.request.sampling.n):
+            expected = undisturbed(seq, index, scheduler.limits.max_model_len)
+            assert (produced[name, index], ended[name, index]) == expected
     assert scheduler.kv.pools[0].num_used == 0
+
+
+def claim(seq: Sequence) -> tuple[bool, int, float]:
+    return (seq.num_preemptions == 0, seq.request.priority, seq.request.arrived_at)
 
 
 def naive_plan(scheduler: Scheduler) -> tuple[list[tuple[str, int, int]], list[str]]:
     """Rows (id, start, tokens) and preempted ids, found by counting alone. Without a prefix cache."""
-    held = {s.id: len(s.tables[0]) for s in scheduler.running}
+    held = {s.key: len(s.tables[0]) for s in scheduler.running}
     free = scheduler.kv.pools[0].num_blocks - sum(held.values())
     running = sorted(scheduler.running, key=lambda s: (s.request.priority, s.request.arrived_at))
     budget, rows, preempted = scheduler.limits.token_budget, [], []
@@ -138,24 +164,24 @@ def naive_plan(scheduler: Scheduler) -> tuple[list[tuple[str, int, int]], list[s
             continue
         behind = len(alive) - alive.index(seq) - 1
         n = min(len(seq.tokens) - seq.num_computed, budget - behind)
-        need = -(-(seq.num_computed + n) // BLOCK) - held[seq.id]
+        need = -(-(seq.num_computed + n) // BLOCK) - held[seq.key]
         while need > free and seq in alive:
             victim = alive.pop()
-            free += held[victim.id]
-            preempted.append(victim.id)
+            free += held[victim.key]
+            preempted.append(victim.request.id)
         if seq in alive:
             free -= max(0, need)
-            rows.append((seq.id, seq.num_computed, n))
+            rows.append((seq.request.id, seq.num_computed, n))
             budget -= n
     if not preempted:
         count = len(alive)
-        for seq in scheduler.waiting:
+        for seq in sorted(scheduler.waiting, key=claim):
             need = -(-len(seq.tokens) // BLOCK)
             if budget == 0 or count == scheduler.limits.max_num_seqs or need + count > free:
                 break
             free -= need
             n = min(len(seq.tokens), budget)
-            rows.append((seq.id, 0, n))
+            rows.append((seq.request.id, 0, n))
             budget, count = budget - n, count + 1
     return rows, preempted
 
@@ -163,14 +189,14 @@ def naive_plan(scheduler: Scheduler) -> tuple[list[tuple[str, int, int]], list[s
 @settings(max_examples=200, deadline=None)
 @given(requests=requests, num_blocks=st.integers(5, 14))
 def test_plans_equal_those_of_a_planner_that_only_counts(
-    requests: list[tuple[int, int, int, int, int]], num_blocks: int
+    requests: list[tuple[int, int, int, int, int, int, bool]], num_blocks: int
 ) -> None:
     scheduler = make_scheduler(num_blocks, caching=False)
     memory = MemoryModel(num_blocks)
     pending = sorted(enumerate(requests), key=lambda item: item[1][4])
-    for step in range(500):
+    for step in range(900):
         while pending and pending[0][1][4] <= step:
-            index, (length, _, priority, max_tokens, _) = pending.pop(0)
+            index, (length, _, priority, max_tokens, _, _, _) = pending.pop(0)
             scheduler.add(
                 make_sequence(str(index), [1] * length, index, priority=priority, max_tokens=max_tokens)
             )
@@ -190,13 +216,13 @@ def test_a_long_prompt_does_not_stop_the_others_next_tokens() -> None:
         scheduler.add(make_sequence(f"short{index}", [1 + index], index, max_tokens=30))
     scheduler.commit(plan := scheduler.plan(), memory.run(plan))
     scheduler.add(make_sequence("long", [7] * 60, 9.0, priority=-1))
-    alive = {seq.id for seq in scheduler.running}
+    alive = {seq.request.id for seq in scheduler.running}
     plan = scheduler.plan()
     scheduler.commit(plan, memory.run(plan))
     plan = scheduler.plan()
     sizes = {row.request_id: row.n_tokens for row in plan.rows}
     assert sizes.pop("long") == scheduler.limits.token_budget - len(sizes)
-    assert set(sizes) == alive & {seq.id for seq in scheduler.running}
+    assert set(sizes) == alive & {seq.request.id for seq in scheduler.running}
     assert set(sizes.values()) == {1}
 
 
@@ -217,8 +243,70 @@ def test_blocks_of_a_failed_row_are_not_found_again() -> None:
     prompt = list(range(1, 18))
     scheduler.add(make_sequence("bad", prompt, 0))
     plan = scheduler.plan()
-    (event,) = scheduler.commit(plan, StepResult(((0,),), failed=frozenset({0})))
+    (event,) = scheduler.commit(plan, StepResult((RowResult((0,), failed=True),)))
     assert event.error is not None
     assert (event.finish_reason, event.error.code) == ("error", "numerical_error")
     scheduler.add(make_sequence("again", prompt, 1))
     assert scheduler.plan().rows[0].start == 0
+
+
+def test_continuations_share_the_prompts_blocks_until_they_write() -> None:
+    scheduler = make_scheduler(40, caching=False, budget=64)
+    memory = MemoryModel(40)
+    scheduler.add(make_sequence("r", list(range(1, 31)), 0, n=4, max_tokens=20))
+    scheduler.commit(plan := scheduler.plan(), memory.run(plan))
+    living = len(scheduler.running)
+    assert scheduler.kv.pools[0].num_used == 8  # 30 tokens; the last block holds 2 of them
+    plan = scheduler.plan()
+    assert len(plan.copies) == living - 1  # the last to write has the block for itself
+    assert scheduler.kv.pools[0].num_used == 7 + living
+    scheduler.check()
+
+
+def test_a_block_is_found_only_after_the_same_history() -> None:
+    scheduler = make_scheduler(20, caching=True, budget=64)
+    memory = MemoryModel(20)
+    same = [9, 9, 9, 9]
+    scheduler.add(make_sequence("a", [1, 2, 3, 4, *same, 5], 0, max_tokens=1))
+    scheduler.commit(plan := scheduler.plan(), memory.run(plan))
+    scheduler.add(make_sequence("b", [4, 3, 2, 1, *same, 5], 1, max_tokens=1))
+    assert scheduler.plan().rows[0].start == 0
+    scheduler.check()
+    scheduler.add(make_sequence("c", [*same, 5], 2, max_tokens=1))
+    assert scheduler.plan().rows[-1].start == 0
+
+
+def test_what_followed_a_prefix_is_given_up_before_it() -> None:
+    scheduler = make_scheduler(8, caching=True, budget=64)
+    memory = MemoryModel(8)
+    prompt = list(range(1, 30))  # 8 blocks, 7 of them full
+    scheduler.add(make_sequence("first", prompt, 0, max_tokens=1))
+    scheduler.commit(plan := scheduler.plan(), memory.run(plan))
+    scheduler.add(make_sequence("other", [40] * 15, 1, max_tokens=1))  # takes 4 blocks
+    scheduler.commit(plan := scheduler.plan(), memory.run(plan))
+    scheduler.add(make_sequence("again", prompt, 2, max_tokens=1))
+    assert scheduler.plan().rows[0].start == 16
+
+
+def test_a_failure_in_a_later_chunk_forgets_the_chunks_before_it() -> None:
+    scheduler = make_scheduler(20, caching=True, budget=8)
+    prompt = list(range(1, 18))
+    scheduler.add(make_sequence("bad", prompt, 0))
+    plan = scheduler.plan()
+    scheduler.commit(plan, StepResult((RowResult(),)))
+    assert scheduler.kv.pools[0].find(scheduler.running[0].block_hashes[0]) is not None
+    scheduler.commit(scheduler.plan(), StepResult((RowResult(failed=True),)))
+    scheduler.add(make_sequence("again", prompt, 1))
+    assert scheduler.plan().rows[0].start == 0
+
+
+def test_hashes_mean_nothing_to_another_cache() -> None:
+    found = []
+    for _ in range(2):
+        limits = SchedulerLimits(4, 64, 80, frozenset({EOS}))
+        scheduler = Scheduler(KVCache((BlockPool(20),), BLOCK), limits)
+        seq = make_sequence("a", list(range(1, 10)), 0)
+        scheduler.add(seq)
+        scheduler.plan()
+        found.append(seq.block_hashes[0])
+    assert found[0] != found[1]

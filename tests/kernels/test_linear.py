@@ -30,6 +30,13 @@ def test_a_row_is_the_same_bits_in_any_number_of_rows(k: int, n: int) -> None:
         assert torch.equal(linear(x[150 - rows :], weight_t, None, tiles), whole[150 - rows :]), rows
 
 
+def test_the_tiles_do_not_depend_on_the_first_weight_of_a_shape() -> None:
+    k, n = 257, 1031  # a shape that nothing else here has
+    tiles = row_tiles(torch.zeros(k, n))
+    x, weight_t = torch.randn(65, k), torch.randn(k, n)
+    assert torch.equal(linear(x[:1], weight_t, None, tiles), linear(x, weight_t, None, tiles)[:1])
+
+
 def test_no_rows() -> None:
     weight_t = torch.randn(32, 8)
     assert linear(torch.empty(0, 32), weight_t, torch.randn(8), row_tiles(weight_t)).shape == (0, 8)

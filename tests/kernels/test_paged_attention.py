@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from appliance.engine.batch import Batch, build_batch
-from appliance.engine.types import PlanRow, SamplingParams, StepPlan
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import PlanRow, StepPlan
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.paged_attention import kv_tiles, kv_write, paged_attention
 
@@ -36,7 +37,7 @@ class Memory:
     def plan(self, parts: Sequence[tuple[int, int, int]]) -> StepPlan:
         """A plan computing tokens start … stop - 1 of each given (sequence, start, stop)."""
         rows = (
-            PlanRow(str(s), tuple(range(start, stop)), start, (self.tables[s],), True, SamplingParams(), 0)
+            PlanRow(str(s), tuple(range(start, stop)), start, (self.tables[s],), True, SamplingParams(), (0,))
             for s, start, stop in parts
         )
         return StepPlan(1, tuple(rows))

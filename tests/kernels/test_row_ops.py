@@ -54,6 +54,20 @@ def test_rope_agrees_with_transformers(theta: float) -> None:
         assert torch.allclose(rows, expected[0].transpose(0, 1), atol=4096 * EPS32)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("width", [1536, 8192, 14336])
+def test_silu_mul_does_not_depend_on_how_threads_share_it(threads: int, width: int) -> None:
+    before = torch.get_num_threads()
+    x = torch.randn(32, 2 * width)
+    try:
+        torch.set_num_threads(threads)
+        together = silu_mul(x)
+        alone = torch.cat([silu_mul(x[i : i + 1]) for i in range(32)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+
+
 def test_rope_leaves_what_is_beyond_the_rotary_dimensions() -> None:
     x = torch.randn(3, 2, 16)
     before = x.clone()

@@ -1,0 +1,56 @@
+"""The commands of `appliance`. Whatever is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+from appliance import __version__
+from appliance.api_keys import KeyFileError
+from appliance.cli import keys, models
+from appliance.cli.config import config
+from appliance.cli.console import say
+from appliance.cli.run import run
+from appliance.cli.serve import serve
+from appliance.engine.errors import EngineError
+from appliance.names import ModelError
+from appliance.quant.errors import CheckpointError
+from appliance.settings import SettingsError
+
+EXPECTED_ERRORS = (ModelError, SettingsError, KeyFileError, EngineError, CheckpointError, OSError)
+
+app = typer.Typer(
+    name="appliance",
+    help="Serve quantised language models from this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("version")
+def show_version() -> None:
+    """Show the versions that a bug report needs."""
+    from appliance.kernels.native import describe
+
+    try:
+        torch = version("torch")  # from its metadata: importing it takes seconds
+    except PackageNotFoundError:
+        torch = "not installed"
+    say(f"appliance {__version__}")
+    say(f"python {platform.python_version()}")
+    say(f"torch {torch}")
+    say(describe())
+
+
+app.command("serve")(serve)
+app.command("run")(run)
+app.command("pull")(models.pull)
+app.command("list")(models.list_models)
+app.command("show")(models.show)
+app.command("rm")(models.rm)
+app.command("config")(config)
+app.add_typer(keys.app, name="key")

@@ -1,0 +1,28 @@
+"""What is not as the settings asked for: sentences for the log. Imports no torch."""
+
+from __future__ import annotations
+
+from appliance.engine.config import EngineConfig
+
+
+def load_notes(config: EngineConfig, memory_note: str, tensor_types: tuple[str, ...]) -> tuple[str, ...]:
+    """One sentence for each wish that a loaded model on a backend with one kind of memory does not fulfil.
+
+    Args:
+        memory_note: what the memory plan has to say, "" for nothing.
+        tensor_types: the file's, the one that most bytes are of first.
+    """
+    swap = ""
+    if config.swap_space > 0:
+        swap = (
+            f"swap_space asks for {config.swap_space:g} GiB, but KV memory on the CPU has one tier and needs no "
+            "other: preempted requests are computed again"
+        )
+    return tuple(note for note in (memory_note, swap, _quantization_note(config, tensor_types)) if note)
+
+
+def _quantization_note(config: EngineConfig, tensor_types: tuple[str, ...]) -> str:
+    wish = (config.quantization or "gguf").lower()
+    if wish in ("gguf", tensor_types[0].lower()):
+        return ""
+    return f"quantization asks for {wish}, but the tensors are GGUF {', '.join(tensor_types)}: the tensors decide"

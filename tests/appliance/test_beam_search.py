@@ -1,0 +1,86 @@
+"""Beam search against the same search written down plainly, every candidate scored from its whole text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance import LLM, BeamSearchParams, SamplingParams
+from appliance.engine.errors import ParameterError
+
+BLOCK_BYTES = 1 * 2 * 2 * 16 * 32 * 4
+PROMPTS = [[5 + (7 * i) % 120 for i in range(length)] for length in (20, 37)]
+
+
+@pytest.fixture(scope="module")
+def path(golden: Path) -> str:
+    return str(golden / "gguf_f16" / "mini-f16.gguf")
+
+
+def plain_search(
+    llm: LLM, prompt: list[int], params: BeamSearchParams
+) -> list[tuple[tuple[int, ...], float]]:
+    width, penalty = params.beam_width, params.length_penalty
+    eos = () if params.ignore_eos else llm.tokenizer.eos_token_ids
+    scoring = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=2 * width)
+    beams: list[tuple[tuple[int, ...], float]] = [(tuple(prompt), 0.0)]
+    found: list[tuple[float, tuple[int, ...], float]] = []
+    for _ in range(params.max_tokens):
+        grown = []
+        for tokens, total in beams:
+            (output,) = llm.generate([list(tokens)], scoring)
+            for token in output.outputs[0].logprobs[0].top:  # type: ignore[index]
+                logprob = total + token.logprob
+                score = logprob / (len(tokens) + 1) ** penalty
+                if token.token_id in eos:
+                    found.append((score, tokens, logprob))
+                else:
+                    grown.append((score, (*tokens, token.token_id), logprob))
+        grown.sort(key=lambda item: -item[0])
+        beams = [(tokens, logprob) for _, tokens, logprob in grown[:width]]
+    found += [(logprob / len(tokens) ** penalty, tokens, logprob) for tokens, logprob in beams]
+    found.sort(key=lambda item: -item[0])
+    return [(tokens, logprob) for _, tokens, logprob in found[:width]]
+
+
+@pytest.mark.parametrize("config", [{}, {"max_num_seqs": 2}, {"kv_cache_memory_bytes": 8 * BLOCK_BYTES}])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0])
+def test_finds_what_the_plain_search_finds(path: str, config: dict[str, Any], length_penalty: float) -> None:
+    llm = LLM(path, **{"kv_cache_memory_bytes": 2**21, **config})
+    params = BeamSearchParams(beam_width=3, max_tokens=7, length_penalty=length_penalty)
+    outputs = llm.beam_search(PROMPTS, params)
+    reference = LLM(path, kv_cache_memory_bytes=2**21)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        got = [(sequence.tokens, sequence.cum_logprob) for sequence in output.sequences]
+        expected = plain_search(reference, prompt, params)
+        assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+        assert [logprob for _, logprob in got] == pytest.approx([logprob for _, logprob in expected])
+        for sequence in output.sequences:
+            assert sequence.text == llm.tokenizer.decode(sequence.tokens[len(prompt) :])
+    assert llm._engine.stats().blocks_used == 0  # type: ignore[union-attr]
+
+
+def test_beams_share_the_prompt(path: str) -> None:
+    llm = LLM(path, kv_cache_memory_bytes=2**21)
+    engine, most = llm._engine, 0
+    assert engine is not None
+    step = engine.step
+
+    def watched() -> Any:
+        nonlocal most
+        events = step()
+        most = max(most, engine.stats().blocks_used)
+        engine.scheduler.check()
+        return events
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "step", watched)
+        llm.beam_search([PROMPTS[0] * 10], BeamSearchParams(beam_width=6, max_tokens=6))
+    assert most <= 13 + 6 + 1  # the prompt has 200 tokens; six beams write at most one block each
+
+
+def test_a_width_out_of_range_is_refused() -> None:
+    with pytest.raises(ParameterError, match="beam_width is 11, expected 1 to 10"):
+        BeamSearchParams(beam_width=11, max_tokens=5)
