@@ -46,6 +46,7 @@ def test_it_listens_where_host_and_port_say() -> None:
     with bind(Settings(host="127.0.0.2", port=0)) as listener:
         address, port = listener.getsockname()
         assert address == "127.0.0.2"
+        listener.listen()
         with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.2 is taken"):
             bind(Settings(host="127.0.0.2", port=port))
     with bind(Settings(host="127.0.0.2", port=port)) as again:
