@@ -14,7 +14,7 @@ if __name__ == "__main__":
     # Ctrl-C is the daemon's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Threads that wait for each other spin briefly, then sleep. By default they spin for long, and with another busy
-    # program beside keep the thread they wait for from its core: a step took twenty times as long. Read with torch.
+    # program beside keep the thread they wait for from its core, and a step takes many times as long. Read with torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Only now, because importing torch takes seconds.
     from appliance.engine.worker import main
