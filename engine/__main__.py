@@ -15,7 +15,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Threads that wait for each other spin briefly, then sleep. By default they spin for long, and with another busy
     # program beside keep the thread they wait for from its core, and a step takes many times as long. Read with torch.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
     # Only now, because importing torch takes seconds.
     from appliance.engine.worker import main
 
