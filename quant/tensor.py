@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from appliance.quant.errors import CheckpointError
+from appliance.quant.packing import packed_bytes, unpack_codes
+from appliance.quant.scheme import Mode, QuantScheme
 
-BITS = (4, 8)
 DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Mode(Enum):
-    """How a code becomes a weight. Zero points, sub-scales and code books are added with their readers."""
-
-    SYM = "sym"
-    """w = (code - 2**(bits - 1)) * scale"""
-
-    AFFINE = "affine"
-    """w = code * scale + bias"""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantScheme:
-    """Width of a code in bits, how many consecutive weights of a row share their metadata, and the mode."""
-
-    bits: int
-    group_size: int
-    mode: Mode
-
-    def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise CheckpointError(f"codes of {self.bits} bits, expected one of {BITS}")
-        if self.group_size < 16 or self.group_size % 8:
-            raise CheckpointError(f"group size {self.group_size}, expected a multiple of 8 from 16 up")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantTensor:
-    """A quantised weight matrix [N, K] in row-major order, N outputs and K inputs.
+    """A quantised weight matrix [N, K], N outputs and K inputs, in G = ceil(K / group_size) groups along K.
 
     Attributes:
-        codes: uint8 [N, K * bits / 8], packed along K, least significant bits first: with 4 bits, byte j
-            holds code 2j in its low nibble and code 2j + 1 in its high one.
-        scales: fp16 [N, K / group_size].
-        biases: fp16 [N, K / group_size] in mode AFFINE, else None.
+        codes: uint8 [N, ceil(K * bits / 8)], packed as `pack_codes` does.
+        scales: fp16, bf16 or fp32 [N, G]; with super-blocks [N, ceil(K / super_size)].
         shape: (N, K).
+        zeros: uint8 [N, G] in mode ZP.
+        biases: as `scales`, in mode AFFINE and in those KQUANT formats that have them.
+        sub_scales: int8 [N, G] with super-blocks: a group's scale is sub_scale * scale.
+        sub_biases: int8 [N, G] with super-blocks that have biases: a group's bias is sub_bias * bias.
+        permutation: int64 [K], where codes are not in the order of the inputs: column j belongs to input
+            permutation[j].
 
     Raises:
         CheckpointError: shapes or dtypes contradict the scheme.
@@ -55,47 +35,122 @@ class QuantTensor:
 
     codes: torch.Tensor
     scales: torch.Tensor
-    biases: torch.Tensor | None
     shape: tuple[int, int]
     scheme: QuantScheme
+    zeros: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
+    sub_scales: torch.Tensor | None = None
+    sub_biases: torch.Tensor | None = None
+    permutation: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
-        bits, group = self.scheme.bits, self.scheme.group_size
-        if rows < 1 or columns < 1 or columns % group:
-            raise CheckpointError(f"weight of shape {self.shape}, expected a multiple of {group} columns")
-        _expect("codes", self.codes, torch.uint8, (rows, columns * bits // 8))
-        _expect("scales", self.scales, torch.float16, (rows, columns // group))
-        if (self.biases is not None) != (self.scheme.mode is Mode.AFFINE):
-            found = "none" if self.biases is None else "biases"
-            raise CheckpointError(f"mode {self.scheme.mode.value} with {found}; AFFINE has biases, SYM none")
-        if self.biases is not None:
-            _expect("biases", self.biases, torch.float16, (rows, columns // group))
+        if rows < 1 or columns < 1:
+            raise CheckpointError(f"weight of shape {self.shape}, expected at least one row and column")
+        scheme, mode = self.scheme, self.scheme.mode
+        groups = (rows, -(-columns // scheme.group_size))
+        supers = (rows, -(-columns // (scheme.super_size or scheme.group_size)))
+        _expect("codes", self.codes, (torch.uint8,), (rows, packed_bytes(columns, scheme.bits)))
+        _expect("scales", self.scales, DENSE_DTYPES, supers)
+        may_have_biases = mode is Mode.AFFINE or (mode is Mode.KQUANT and self.biases is not None)
+        has_subs = scheme.super_size > 0
+        for name, tensor, wanted, dtypes, shape in (
+            ("zeros", self.zeros, mode is Mode.ZP, (torch.uint8,), groups),
+            ("biases", self.biases, may_have_biases, DENSE_DTYPES, supers),
+            ("sub-scales", self.sub_scales, has_subs, (torch.int8,), groups),
+            ("sub-biases", self.sub_biases, has_subs and may_have_biases, (torch.int8,), groups),
+        ):
+            if (tensor is not None) != wanted:
+                found = "none" if tensor is None else "some"
+                raise CheckpointError(f"{found} {name} in mode {mode.value}")
+            if tensor is not None:
+                _expect(name, tensor, dtypes, shape)
+        if self.permutation is not None:
+            _expect("permutation", self.permutation, (torch.int64,), (columns,))
 
     def dequantize(self) -> torch.Tensor:
-        """The weights as float32 [N, K], bit for bit what the tool that made the checkpoint computes.
-
-        A code times an fp16 scale is exact in float32, so only the addition of a bias rounds.
-        """
+        """The weights as float32 [N, K], inputs in their own order, bit for bit what the making tool computes."""
         rows, columns = self.shape
-        weights = unpack_codes(self.codes, self.scheme.bits).float()
-        weights = weights.view(rows, -1, self.scheme.group_size)
-        if self.scheme.mode is Mode.SYM:
-            weights -= 1 << (self.scheme.bits - 1)
-        weights *= self.scales.float().unsqueeze(-1)
-        if self.biases is not None:
-            weights += self.biases.float().unsqueeze(-1)
-        return weights.view(rows, columns)
+        scales, biases = self.scales.float(), None if self.biases is None else self.biases.float()
+        if self.sub_scales is not None:
+            scales = self._of_groups(scales) * self.sub_scales
+        if biases is not None and self.sub_biases is not None:
+            biases = self._of_groups(biases) * self.sub_biases
+        weights = self._grouped(self._values())
+        weights *= scales.unsqueeze(-1)
+        if biases is not None:
+            weights += biases.unsqueeze(-1)
+        weights = weights.view(rows, -1)[:, :columns]
+        if self.scheme.dtype != "float32":
+            weights = weights.to(getattr(torch, self.scheme.dtype)).float()
+        if self.permutation is None:
+            return weights.contiguous()
+        return torch.empty_like(weights).index_copy_(1, self.permutation, weights)
 
-    def select_rows(self, index: torch.Tensor) -> QuantTensor:
-        """The rows `index` (int64 [M]), in that order, as a tensor of their own."""
-        biases = None if self.biases is None else self.biases[index]
-        shape = (index.numel(), self.shape[1])
-        return QuantTensor(self.codes[index], self.scales[index], biases, shape, self.scheme)
+    def _values(self) -> torch.Tensor:
+        """What is scaled: float32 [N, K], in the order of the codes."""
+        codes = unpack_codes(self.codes, self.scheme.bits, self.shape[1])
+        if self.scheme.codebook is not None:
+            return torch.tensor(self.scheme.codebook.values)[codes.int()]
+        values = codes.float()
+        if self.zeros is not None:
+            grouped = self._grouped(values)
+            grouped -= self.zeros.unsqueeze(-1)
+            return grouped.view(len(values), -1)[:, : self.shape[1]]
+        if self.biases is None:
+            values -= 1 << (self.scheme.bits - 1)
+        return values
+
+    def _grouped(self, values: torch.Tensor) -> torch.Tensor:
+        """[N, K] → [N, G, group_size], with zeros where the last group is not full."""
+        missing = -self.shape[1] % self.scheme.group_size
+        if missing:
+            values = torch.nn.functional.pad(values, (0, missing))
+        return values.view(len(values), -1, self.scheme.group_size)
+
+    def _of_groups(self, per_super: torch.Tensor) -> torch.Tensor:
+        """[N, super-blocks] → [N, G]."""
+        repeated = per_super.repeat_interleave(self.scheme.super_size // self.scheme.group_size, dim=1)
+        return repeated[:, : -(-self.shape[1] // self.scheme.group_size)]
+
+    def select_rows(self, index: torch.Tensor | slice) -> QuantTensor:
+        """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""
+        changed = {name: None if t is None else t[index] for name, t in self._row_tensors().items()}
+        return replace(self, shape=(len(self.scales[index]), self.shape[1]), **changed)
+
+    def stacks_with(self, other: Weight) -> bool:
+        """Whether the rows of both can be one matrix: same K, scheme, dtypes and permutation."""
+        if not isinstance(other, QuantTensor) or other.shape[1] != self.shape[1]:
+            return False
+        if other.scheme != self.scheme or other.scales.dtype is not self.scales.dtype:
+            return False
+        if (other.biases is None) != (self.biases is None):
+            return False
+        if self.permutation is None or other.permutation is None:
+            return self.permutation is other.permutation
+        return torch.equal(self.permutation, other.permutation)
+
+    def _row_tensors(self) -> dict[str, torch.Tensor | None]:
+        """Every tensor that has a row for each output, by field."""
+        names = (field.name for field in fields(self))
+        return {name: getattr(self, name) for name in names if name not in ("shape", "scheme", "permutation")}
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
+        tensors = (*self._row_tensors().values(), self.permutation)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def stack_rows(parts: Sequence[QuantTensor]) -> QuantTensor:
+    """One matrix of the rows of all; each must stack with the first."""
+    first = parts[0]
+    assert all(first.stacks_with(part) for part in parts)
+    columns = [part._row_tensors() for part in parts]
+    stacked = {
+        name: None if tensor is None else torch.cat([tensors[name] for tensors in columns])
+        for name, tensor in columns[0].items()
+    }
+    return replace(first, shape=(sum(part.shape[0] for part in parts), first.shape[1]), **stacked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +176,8 @@ class DenseTensor:
         """The weights as float32; the data itself where it already is."""
         return self.data.float()
 
-    def select_rows(self, index: torch.Tensor) -> DenseTensor:
-        """The rows `index` (int64 [M]), in that order, as a tensor of their own."""
+    def select_rows(self, index: torch.Tensor | slice) -> DenseTensor:
+        """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""
         return DenseTensor(self.data[index])
 
     @property
@@ -172,14 +227,7 @@ class QuantizedLinear:
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
-def unpack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """One code a byte: uint8 [N, K * bits / 8] → uint8 [N, K]. With 8 bits, `codes` itself."""
-    if bits == 8:
-        return codes
-    return torch.stack((codes & 0x0F, codes >> 4), dim=-1).flatten(1)
-
-
-def _expect(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
+def _expect(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
+    if tensor.dtype not in dtypes or tuple(tensor.shape) != shape:
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
-        raise CheckpointError(f"{name} are {found}, expected {dtype} {shape}")
+        raise CheckpointError(f"{name} are {found}, expected {' or '.join(map(str, dtypes))} {shape}")

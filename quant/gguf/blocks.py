@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from appliance.quant.tensor import DenseTensor, Mode, QuantScheme, QuantTensor, Weight
+from appliance.quant.scheme import Mode, QuantScheme
+from appliance.quant.tensor import DenseTensor, QuantTensor, Weight
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -26,7 +27,7 @@ def q4_0(rows: Bytes) -> QuantTensor:
     """Blocks of fp16 d and 32 nibbles; w = (q - 8) * d."""
     blocks = _blocks(rows, 18)
     shape = (rows.shape[0], blocks.shape[1] * _GROUP)
-    return QuantTensor(_neighbours(blocks[..., 2:]), _halves(blocks[..., :2]), None, shape, _Q4_0)
+    return QuantTensor(_neighbours(blocks[..., 2:]), _halves(blocks[..., :2]), shape, _Q4_0)
 
 
 def q4_1(rows: Bytes) -> QuantTensor:
@@ -34,7 +35,7 @@ def q4_1(rows: Bytes) -> QuantTensor:
     blocks = _blocks(rows, 20)
     shape = (rows.shape[0], blocks.shape[1] * _GROUP)
     scales, biases = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
-    return QuantTensor(_neighbours(blocks[..., 4:]), scales, biases, shape, _Q4_1)
+    return QuantTensor(_neighbours(blocks[..., 4:]), scales, shape, _Q4_1, biases=biases)
 
 
 def q8_0(rows: Bytes) -> QuantTensor:
@@ -43,7 +44,7 @@ def q8_0(rows: Bytes) -> QuantTensor:
     shape = (rows.shape[0], blocks.shape[1] * _GROUP)
     # Adding 128 to a two's complement byte flips its top bit.
     codes = torch.from_numpy((blocks[..., 2:] ^ 0x80).reshape(shape))
-    return QuantTensor(codes, _halves(blocks[..., :2]), None, shape, _Q8_0)
+    return QuantTensor(codes, _halves(blocks[..., :2]), shape, _Q8_0)
 
 
 def f32(rows: Bytes) -> DenseTensor:
