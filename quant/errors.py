@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 
 class CheckpointError(ValueError):
     """A checkpoint is corrupt, truncated or at odds with itself.
@@ -12,3 +14,8 @@ class CheckpointError(ValueError):
 
 class UnsupportedFormatError(CheckpointError):
     """A checkpoint may be sound, but uses a format or feature that is not read; the message names it."""
+
+
+def and_others(names: Sized) -> str:
+    """What follows the first of several names in a message."""
+    return f" (and {len(names) - 1} others)" if len(names) > 1 else ""

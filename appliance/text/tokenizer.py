@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers.models import BPE
 
+from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gguf import metadata as meta
 from appliance.quant.gguf.file import GGUFFile
@@ -77,14 +78,14 @@ class Tokenizer:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         """See `from_gguf`."""
-        model, pre = meta.text(metadata, "tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+        model, pre = fields.text(metadata, "tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
         if model != "gpt2":
             raise UnsupportedFormatError(f"tokeniser model {model!r} is not supported; what works: gpt2")
         if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
             known = ", ".join(sorted(_PRE_TOKENIZERS))
             raise UnsupportedFormatError(f"pre-tokeniser {pre!r} is not supported; what works: {known}")
         rules = _PRE_TOKENIZERS[pre]
-        self._tokens = meta.strings(metadata, meta.TOKENS_KEY)
+        self._tokens = fields.strings(metadata, meta.TOKENS_KEY)
         self._types = _types(metadata, len(self._tokens))
         self.vocab_size = len(self._tokens)
         self.eos_token_ids = meta.eos_token_ids(metadata)
@@ -92,14 +93,16 @@ class Tokenizer:
         adds_bos = metadata.get("tokenizer.ggml.add_bos_token", rules.adds_bos)
         self.adds_bos = adds_bos is True and self.bos_token_id is not None
         self.chat_template = (
-            meta.text(metadata, "tokenizer.chat_template") if "tokenizer.chat_template" in metadata else None
+            fields.text(metadata, "tokenizer.chat_template")
+            if "tokenizer.chat_template" in metadata
+            else None
         )
         # A character of an ordinary token stands for one byte.
         self.longest_token_bytes = max(
             len(text.encode() if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) else text)
             for text, kind in zip(self._tokens, self._types, strict=True)
         )
-        bpe = _bpe(self._tokens, meta.strings(metadata, "tokenizer.ggml.merges"), rules.ignores_merges)
+        bpe = _bpe(self._tokens, fields.strings(metadata, "tokenizer.ggml.merges"), rules.ignores_merges)
         user_defined = self._added(_USER_DEFINED, special=False)
         special = self._added(_CONTROL, special=True) + self._added(_UNKNOWN, special=True)
         self._plain = _tokenizer(bpe, rules, user_defined)

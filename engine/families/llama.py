@@ -7,6 +7,7 @@ from typing import Any
 
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.spec import DecoderSpec
+from appliance.quant import fields
 from appliance.quant.gguf import metadata as meta
 
 # Every `llama.*` key that is understood; any other might change what the model computes.
@@ -43,26 +44,26 @@ def llama_from_gguf(metadata: Mapping[str, Any], weight_names: frozenset[str]) -
     for key, value in metadata.items():
         if key.startswith("llama.") and key not in _READ and value not in _NEUTRAL.get(key, ()):
             raise UnsupportedModelError(f"{key} is {value!r}, which is not supported")
-    heads = meta.positive(metadata, "llama.attention.head_count")
-    hidden = meta.positive(metadata, "llama.embedding_length")
-    head_dim = meta.positive(metadata, "llama.attention.key_length", hidden // heads)
+    heads = fields.positive(metadata, "llama.attention.head_count")
+    hidden = fields.positive(metadata, "llama.embedding_length")
+    head_dim = fields.positive(metadata, "llama.attention.key_length", hidden // heads)
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if meta.positive(metadata, key, head_dim) != head_dim:
+        if fields.positive(metadata, key, head_dim) != head_dim:
             raise UnsupportedModelError(
                 f"{key} is {metadata[key]}; supported is the head size, {head_dim}, alone"
             )
     return DecoderSpec(
         architecture="llama",
-        vocab_size=len(meta.strings(metadata, meta.TOKENS_KEY)),
+        vocab_size=len(fields.strings(metadata, meta.TOKENS_KEY)),
         hidden_size=hidden,
-        num_layers=meta.positive(metadata, "llama.block_count"),
+        num_layers=fields.positive(metadata, "llama.block_count"),
         num_heads=heads,
-        num_kv_heads=meta.positive(metadata, "llama.attention.head_count_kv", heads),
+        num_kv_heads=fields.positive(metadata, "llama.attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate_size=meta.positive(metadata, "llama.feed_forward_length"),
-        context_len=meta.positive(metadata, "llama.context_length"),
-        norm_eps=meta.number(metadata, "llama.attention.layer_norm_rms_epsilon"),
-        rope_theta=meta.number(metadata, "llama.rope.freq_base", 10_000.0),
+        intermediate_size=fields.positive(metadata, "llama.feed_forward_length"),
+        context_len=fields.positive(metadata, "llama.context_length"),
+        norm_eps=fields.number(metadata, "llama.attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number(metadata, "llama.rope.freq_base", 10_000.0),
         rotary_dim=head_dim,
         tied_head="head" not in weight_names,
     )

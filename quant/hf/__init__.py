@@ -1,0 +1,1 @@
+"""Model folders as transformers saves them: safetensors shards beside a config.json."""
