@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 
 
 class CheckpointError(ValueError):
@@ -19,3 +20,12 @@ class UnsupportedFormatError(CheckpointError):
 def and_others(names: Sized) -> str:
     """What follows the first of several names in a message."""
     return f" (and {len(names) - 1} others)" if len(names) > 1 else ""
+
+
+@contextmanager
+def located(where: object) -> Iterator[None]:
+    """Puts where it happened before the message of a `CheckpointError`."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise type(error)(f"{where}: {error}") from None

@@ -22,7 +22,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         OSError: a file cannot be read.
     """
     index = _index(folder)
-    files = sorted({*index.values()}) if index else sorted(path.name for path in folder.glob("*.safetensors"))
+    files = sorted({*index.values()}) or _unindexed(folder)
     if not files:
         raise _no_weights(folder)
     tensors: dict[str, TensorInfo] = {}
@@ -59,6 +59,15 @@ def _index(folder: Path) -> dict[str, str]:
                 f"{paths[0]}: tensor {tensor!r} is in {name!r}, expected a .safetensors file of this folder"
             )
     return weight_map
+
+
+def _unindexed(folder: Path) -> list[str]:
+    """The files of a folder without an index: transformers' name, else AutoGPTQ's, else all."""
+    for pattern in ("model.safetensors", "gptq_model*.safetensors", "*.safetensors"):
+        found = sorted(path.name for path in folder.glob(pattern))
+        if found:
+            return found
+    return []
 
 
 def _no_weights(folder: Path) -> CheckpointError:

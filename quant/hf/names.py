@@ -1,0 +1,69 @@
+"""Canonical names → names in a folder of transformers'. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from appliance.quant.errors import CheckpointError
+
+_WHOLE = {"embed": "embed_tokens", "final_norm": "norm"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+# Where the decoder sits in a model.
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
+# What a text model does without: buffers, heads that guess several tokens ahead, encoders of images and sound.
+_EXTRAS = (
+    ("rotary_emb.inv_freq", "buffers"),
+    ("mtp.", "a multi-token prediction head"),
+    ("visual.", "a vision tower"),
+    ("vision_tower.", "a vision tower"),
+    ("vision_model.", "a vision tower"),
+    ("multi_modal_projector.", "a vision tower"),
+    ("audio_tower.", "an audio encoder"),
+)
+
+
+def decoder_prefix(tensors: Collection[str]) -> str:
+    """What stands before `embed_tokens.weight`.
+
+    Raises:
+        CheckpointError: there is no embedding.
+    """
+    for prefix in _PREFIXES:
+        if prefix + "embed_tokens.weight" in tensors:
+            return prefix
+    raise CheckpointError("tensor 'model.embed_tokens.weight' is missing")
+
+
+def module_name(name: str, prefix: str) -> str:
+    """E.g. `layers.3.q` → `model.layers.3.self_attn.q_proj`; the name of a bias is its module's."""
+    name = name.removesuffix(".bias")
+    if name == "head":
+        return "lm_head" if prefix != "language_model.model." else "language_model.lm_head"
+    if name in _WHOLE:
+        return prefix + _WHOLE[name]
+    _, layer, stem = name.split(".")
+    return f"{prefix}layers.{layer}.{_LAYER[stem]}"
+
+
+def extra(tensor: str, prefix: str, prediction_layers: range) -> str:
+    """What a tensor that no slot asks for belongs to, "" where it is not known to be harmless.
+
+    Args:
+        prediction_layers: the numbers under which heads that guess several tokens ahead are stored.
+    """
+    for part, what in _EXTRAS:
+        if part in tensor:
+            return what
+    if any(tensor.startswith(f"{prefix}layers.{layer}.") for layer in prediction_layers):
+        return "a multi-token prediction head"
+    return ""

@@ -1,0 +1,89 @@
+"""What a model folder says of its quantisation, under one name for each thing whichever tool wrote it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from appliance.quant import fields
+from appliance.quant.errors import located
+from appliance.quant.hf.json_file import read_json
+
+# Beside config.json, tools write what they did to one of these.
+_OTHER_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantConfig:
+    """The claims of a configuration; None or "" where it is silent. Tensors decide, claims are compared.
+
+    Attributes:
+        source: the file's name.
+        method: lower-case, e.g. "gptq"; "" for a model that is not quantised.
+        group_size: -1 where a whole row is one group.
+        format: the method's variant, lower-case, e.g. "gemm", "gptq_v2", "auto_round:auto_gptq".
+        raw: everything.
+    """
+
+    source: str = ""
+    method: str = ""
+    bits: int | None = None
+    group_size: int | None = None
+    format: str = ""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_quant_config(folder: Path, config: Mapping[str, Any]) -> tuple[QuantConfig, tuple[str, ...]]:
+    """The claims of config.json, or of the tool's own file where that is silent, and where the two disagree.
+
+    Raises:
+        CheckpointError: a claim is mistyped, or a file is not JSON.
+    """
+    raws = {"config.json": fields.section(config, "quantization_config")}
+    for name in _OTHER_FILES:
+        if (folder / name).is_file():
+            raws[name] = read_json(folder / name)
+    found = [_parse(folder, name, raw) for name, raw in raws.items() if raw]
+    if not found:
+        return QuantConfig(), ()
+    first, *others = found
+    return first, tuple(note for other in others for note in _disagreements(first, other))
+
+
+def _parse(folder: Path, name: str, raw: Mapping[str, Any]) -> QuantConfig:
+    with located(folder / name):
+        method = _first_text(raw, "quant_method", "method")
+        formats = ("packing_format", "checkpoint_format", "format", "version")
+        return QuantConfig(
+            source=name,
+            # Files that only say bits and groups were written before others than GPTQ had a file of their own.
+            method=method or ("gptq" if "bits" in raw else "awq" if "w_bit" in raw else ""),
+            bits=_first_integer(raw, "bits", "w_bit", "wbits"),
+            group_size=_first_integer(raw, "group_size", "q_group_size"),
+            format=_first_text(raw, *formats),
+            raw=raw,
+        )
+
+
+def _first_text(raw: Mapping[str, Any], *keys: str) -> str:
+    return next((fields.text(raw, key).lower() for key in keys if raw.get(key) is not None), "")
+
+
+def _first_integer(raw: Mapping[str, Any], *keys: str) -> int | None:
+    return next((fields.integer(raw, key) for key in keys if raw.get(key) is not None), None)
+
+
+def _disagreements(one: QuantConfig, other: QuantConfig) -> list[str]:
+    pairs = (
+        ("the method", one.method, other.method),
+        ("the bits", one.bits, other.bits),
+        ("the group size", one.group_size, other.group_size),
+        ("the format", one.format, other.format),
+    )
+    return [
+        f"{one.source} says that {what} is {mine}, {other.source} that it is {theirs}: the tensors decide"
+        for what, mine, theirs in pairs
+        if mine not in (None, "") and theirs not in (None, "") and mine != theirs
+    ]

@@ -1,0 +1,51 @@
+"""Linear layers of every format in safetensors into the canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from appliance.quant.hf import dense
+from appliance.quant.hf.file import TensorInfo, read_bytes
+from appliance.quant.hf.module import Layout, Module
+from appliance.quant.tensor import DenseTensor, Weight
+
+Fetch = Callable[[str], torch.Tensor]
+"""The tensor of a suffix, in memory of its own."""
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+}
+
+
+def _dense(_module: Module, _layout: Layout, fetch: Fetch) -> DenseTensor:
+    return DenseTensor(fetch("weight"))
+
+
+READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {dense.FORMAT: _dense}
+"""By `Layout.format`."""
+
+
+def read_module(module: Module, layout: Layout) -> Weight:
+    """The weight of a layer.
+
+    Raises:
+        CheckpointError: its data contradict themselves, or a file was cut short.
+        OSError: a file cannot be read.
+    """
+    return READERS[layout.format](module, layout, lambda suffix: read_tensor(module.tensors[suffix]))
+
+
+def read_tensor(info: TensorInfo) -> torch.Tensor:
+    """A tensor as it is stored."""
+    return torch.from_numpy(read_bytes(info)).view(_DTYPES[info.dtype]).view(info.shape)
