@@ -22,7 +22,10 @@ def load_notes(config: EngineConfig, memory_note: str, tensor_types: tuple[str, 
 
 
 def _quantization_note(config: EngineConfig, tensor_types: tuple[str, ...]) -> str:
-    wish = (config.quantization or "gguf").lower()
-    if wish in ("gguf", tensor_types[0].lower()):
+    wish = (config.quantization or "").lower()
+    container = "GGUF " if config.model_path.endswith(".gguf") else ""
+    own = {container.strip().lower(), *(name.lower() for name in tensor_types)}
+    own |= {name.partition("-")[0] for name in own}
+    if wish in own or not wish:
         return ""
-    return f"quantization asks for {wish}, but the tensors are GGUF {', '.join(tensor_types)}: the tensors decide"
+    return f"quantization asks for {wish}, but the tensors are {container}{', '.join(tensor_types)}: the tensors decide"

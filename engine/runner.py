@@ -21,7 +21,7 @@ from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
-from appliance.quant.gguf.checkpoint import GGUFCheckpoint
+from appliance.quant.checkpoint import open_checkpoint
 
 # Of the free memory, what the torch executor may fill with dequantised matrices.
 _DENSE_SHARE = 0.6
@@ -107,9 +107,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
         MemoryPlanError: no useful KV pool fits.
     """
     torch.set_num_threads(config.num_threads or usable_cpus())
-    with GGUFCheckpoint(config.model_path) as checkpoint:
+    with open_checkpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
-        spec = read_spec(checkpoint.metadata, weights.names)
+        spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         dtype = _KV_DTYPES[config.kv_cache_dtype]
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype)
         layout = KVLayout((group,), config.block_size)
@@ -117,6 +117,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
+        notes = checkpoint.notes
     memory = plan_memory(
         free_bytes=available_memory(),
         block_bytes=layout.block_bytes(0),
@@ -135,5 +136,5 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_block_bytes=layout.block_bytes(0),
         weight_bytes=executor.weight_bytes,
         eos_token_ids=eos_token_ids,
-        notes=load_notes(config, memory.note, tensor_types),
+        notes=notes + load_notes(config, memory.note, tensor_types),
     )

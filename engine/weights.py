@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
-from appliance.quant.gguf.checkpoint import GGUFCheckpoint
-from appliance.quant.tensor import QuantizedLinear, Weight
+from appliance.quant.checkpoint import Checkpoint
+from appliance.quant.tensor import QuantizedLinear, QuantTensor, Weight, stack_rows
 
 
 class ModelWeights:
     """Reads weights lazily; each call reads afresh and keeps nothing."""
 
-    def __init__(self, checkpoint: GGUFCheckpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self.names = frozenset(checkpoint.names())
 
@@ -23,11 +25,29 @@ class ModelWeights:
         return self._checkpoint.read(name).dequantize()
 
     def linear(self, names: tuple[str, ...]) -> QuantizedLinear:
-        """The named matrices stacked along their rows, with their biases (zeros where only some have one)."""
-        parts = tuple(self.read(name) for name in names)
+        """The named matrices stacked along their rows, with their biases (zeros where only some have one).
+
+        Neighbours of one scheme and permutation become one matrix; unlike ones stay parts of their own.
+        """
+        weights = [self.read(name) for name in names]
         biases = [
-            self.vector(f"{name}.bias") if f"{name}.bias" in self.names else torch.zeros(part.shape[0])
-            for name, part in zip(names, parts, strict=True)
+            self.vector(f"{name}.bias") if f"{name}.bias" in self.names else torch.zeros(weight.shape[0])
+            for name, weight in zip(names, weights, strict=True)
         ]
-        has_bias = any(f"{name}.bias" in self.names for name in names)
-        return QuantizedLinear(parts, torch.cat(biases) if has_bias else None)
+        has_bias = any(bool(bias.any()) for bias in biases)
+        return QuantizedLinear(tuple(_fused(weights)), torch.cat(biases) if has_bias else None)
+
+
+def _fused(weights: Sequence[Weight]) -> Iterator[Weight]:
+    """The weights in order, neighbours that stack as one."""
+    run: list[QuantTensor] = []
+    for weight in weights:
+        if run and not run[-1].stacks_with(weight):
+            yield stack_rows(run)
+            run = []
+        if isinstance(weight, QuantTensor):
+            run.append(weight)
+        else:
+            yield weight
+    if run:
+        yield stack_rows(run)

@@ -59,7 +59,7 @@ def describe(path: Path) -> Description:
         found = f"tensors of type {', '.join(unread)}" if unread else "no tensors"
         raise PullError(f"{path} has {found}; what can be run: {', '.join(TENSOR_TYPES)}")
     try:
-        spec = read_spec(metadata, frozenset())
+        spec = read_spec(str(metadata.get("general.architecture")), metadata, frozenset())
     except (UnsupportedModelError, CheckpointError) as error:
         raise PullError(f"{path} cannot be run: {error}") from None
     return Description(

@@ -67,3 +67,45 @@ def llama_from_gguf(metadata: Mapping[str, Any], weight_names: frozenset[str]) -
         rotary_dim=head_dim,
         tied_head="head" not in weight_names,
     )
+
+
+def llama_from_config(config: Mapping[str, Any], weight_names: frozenset[str]) -> DecoderSpec:
+    """Read the config.json of a Llama, with the keys of transformers 4 or 5.
+
+    Raises:
+        UnsupportedModelError: a key asks for what is not supported.
+        CheckpointError: a key is missing or mistyped.
+    """
+    hidden = fields.positive(config, "hidden_size")
+    heads = fields.positive(config, "num_attention_heads")
+    head_dim = fields.positive(config, "head_dim", hidden // heads)
+    activation = fields.text(config, "hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModelError(f"hidden_act is {activation!r}; supported is silu")
+    return DecoderSpec(
+        architecture="llama",
+        vocab_size=fields.positive(config, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=fields.positive(config, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=fields.positive(config, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate_size=fields.positive(config, "intermediate_size"),
+        context_len=fields.positive(config, "max_position_embeddings"),
+        norm_eps=fields.number(config, "rms_norm_eps"),
+        rope_theta=_rope_theta(config),
+        rotary_dim=head_dim,
+        tied_head="head" not in weight_names,
+    )
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    # transformers 5 has one section, 4 has a key for the base and a section for what rescales it.
+    rope = {**fields.section(config, "rope_scaling"), **fields.section(config, "rope_parameters")}
+    kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
+    if kind != "default":
+        raise UnsupportedModelError(f"RoPE of type {kind!r} is not supported; supported is the default one")
+    for key, source in (("partial_rotary_factor", config), ("partial_rotary_factor", rope)):
+        if fields.number(source, key, 1.0) != 1.0:
+            raise UnsupportedModelError(f"{key} is {source[key]}; supported is 1, whole heads are turned")
+    return fields.number(rope, "rope_theta", fields.number(config, "rope_theta", 10_000.0))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from appliance.quant import fields
-from appliance.quant.errors import CheckpointError, UnsupportedFormatError, and_others
+from appliance.quant.errors import CheckpointError, UnsupportedFormatError, and_others, located
 from appliance.quant.gguf import metadata as meta
 from appliance.quant.gguf.blocks import READERS
 from appliance.quant.gguf.file import GGUFFile, TensorInfo
@@ -28,6 +28,7 @@ class GGUFCheckpoint:
         metadata: every key of the file.
         architecture: the file's `general.architecture`.
         eos_token_ids: every token that ends generation, sorted.
+        notes: sentences for the log.
 
     Raises:
         CheckpointError: the file is corrupt, lacks a tensor, or a tensor contradicts the metadata.
@@ -36,20 +37,22 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
+        self.notes: tuple[str, ...] = ()
         self._file = GGUFFile(path)
         self.metadata: dict[str, Any] = self._file.metadata
         try:
-            self.architecture = fields.text(self.metadata, "general.architecture")
-            if self.architecture not in ARCHITECTURES:
-                known = ", ".join(ARCHITECTURES)
-                raise UnsupportedFormatError(
-                    f"architecture {self.architecture!r} is not supported; what works: {known}"
-                )
-            self._slots = self._check(decoder_slots(_sizes(self.metadata, self.architecture)))
-            self.eos_token_ids = meta.eos_token_ids(self.metadata)
-        except CheckpointError as error:
+            with located(path):
+                self.architecture = fields.text(self.metadata, "general.architecture")
+                if self.architecture not in ARCHITECTURES:
+                    known = ", ".join(ARCHITECTURES)
+                    raise UnsupportedFormatError(
+                        f"architecture {self.architecture!r} is not supported; what works: {known}"
+                    )
+                self._slots = self._check(decoder_slots(_sizes(self.metadata, self.architecture)))
+                self.eos_token_ids = meta.eos_token_ids(self.metadata)
+        except CheckpointError:
             self._file.close()
-            raise type(error)(f"{path}: {error}") from None
+            raise
 
     def names(self) -> list[str]:
         """The canonical names of the tensors in this file."""

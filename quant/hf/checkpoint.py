@@ -18,7 +18,7 @@ class HFCheckpoint:
     """A model in a folder of safetensors.
 
     Attributes:
-        config: config.json.
+        metadata: config.json.
         architecture: as transformers names it.
         eos_token_ids: every token that ends generation, sorted.
         notes: where configuration and tensors disagree, and what was skipped; sentences for the log.
@@ -31,7 +31,7 @@ class HFCheckpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self._map: LayerMap = read_layer_map(Path(folder))
-        self.config: Mapping[str, Any] = self._map.config
+        self.metadata: Mapping[str, Any] = self._map.config
         self.architecture = self._map.architecture
         self.eos_token_ids = self._map.eos_token_ids
         self.notes = self._map.notes

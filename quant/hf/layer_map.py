@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,10 @@ def read_layer_map(folder: Path) -> LayerMap:
         format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
-    modules, vectors = _fill(decoder_slots(sizes), tensors, prefix)
+    slots = decoder_slots(sizes)
+    if not fields.flag(config, "tie_word_embeddings", False):
+        slots["head"] = replace(slots["head"], optional=False)
+    modules, vectors = _fill(slots, tensors, prefix)
     layouts = {name: find_layout(module, quant) for name, module in modules.items()}
     used = {info.name for info in vectors.values()}
     for name, layout in layouts.items():

@@ -29,7 +29,7 @@ def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
     (path,) = folder.glob("*.gguf")
     with GGUFCheckpoint(path) as checkpoint:
         weights = ModelWeights(checkpoint)
-        spec = read_spec(checkpoint.metadata, weights.names)
+        spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
         executor = TorchExecutor(build_program(spec), spec, weights, KVLayout((group,), 16), dense_bytes)
     executor.attach_pools(16, 512)
@@ -72,14 +72,14 @@ def test_rope_scaling_and_other_architectures_are_refused_by_name() -> None:
     with GGUFCheckpoint(path) as checkpoint:
         metadata, names = checkpoint.metadata, frozenset(checkpoint.names())
     with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama"):
-        read_spec({**metadata, "general.architecture": "mamba"}, names)
+        read_spec("mamba", metadata, names)
     with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.type is 'yarn'"):
-        read_spec({**metadata, "llama.rope.scaling.type": "yarn"}, names)
+        read_spec("llama", {**metadata, "llama.rope.scaling.type": "yarn"}, names)
     with pytest.raises(UnsupportedModelError, match="expert_count"):
-        read_spec({**metadata, "llama.expert_count": 8}, names)
+        read_spec("llama", {**metadata, "llama.expert_count": 8}, names)
     with pytest.raises(
         UnsupportedModelError, match=r"attention\.sliding_window is 4096, which is not supported"
     ):
-        read_spec({**metadata, "llama.attention.sliding_window": 4096}, names)
+        read_spec("llama", {**metadata, "llama.attention.sliding_window": 4096}, names)
     with pytest.raises(CheckpointError, match=r"block_count' is -3"):
-        read_spec({**metadata, "llama.block_count": -3}, names)
+        read_spec("llama", {**metadata, "llama.block_count": -3}, names)
