@@ -23,8 +23,10 @@ from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.quant.checkpoint import open_checkpoint
 
-# Of the free memory, what the torch executor may fill with dequantised matrices.
-_DENSE_SHARE = 0.6
+# The torch executor keeps the matrices of a model dequantised where they take no more than this, nor more than this
+# share of the free memory: a small model runs many times faster so. A larger one costs what its codes cost.
+_DENSE_BYTES = 2 * 2**30
+_DENSE_SHARE = 0.5
 _KV_DTYPES = {
     "auto": torch.float32,
     "float32": torch.float32,
@@ -113,7 +115,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         dtype = _KV_DTYPES[config.kv_cache_dtype]
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype)
         layout = KVLayout((group,), config.block_size)
-        dense_bytes = int(available_memory() * _DENSE_SHARE)
+        dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
         executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()

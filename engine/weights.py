@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from appliance.quant.checkpoint import Checkpoint
+from appliance.quant.errors import CheckpointError
 from appliance.quant.tensor import QuantizedLinear, QuantTensor, Weight, stack_rows
 
 
@@ -17,12 +19,20 @@ class ModelWeights:
         self._checkpoint = checkpoint
         self.names = frozenset(checkpoint.names())
 
+    def elements(self, names: tuple[str, ...]) -> int:
+        """How many weights the named matrices have together; nothing is read."""
+        return sum(math.prod(self._checkpoint.shape(name)) for name in names)
+
     def read(self, name: str) -> Weight:
-        return self._checkpoint.read(name)
+        """Raises CheckpointError where a weight is not a finite number."""
+        weight = self._checkpoint.read(name)
+        if not weight.is_finite():
+            raise CheckpointError(f"the weight {name} holds values that are not finite numbers")
+        return weight
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm weight or a bias, float32 [width]."""
-        return self._checkpoint.read(name).dequantize()
+        return self.read(name).dequantize()
 
     def linear(self, names: tuple[str, ...]) -> QuantizedLinear:
         """The named matrices stacked along their rows, with their biases (zeros where only some have one).

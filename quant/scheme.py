@@ -43,6 +43,11 @@ class Codebook(Enum):
     def values(self) -> tuple[float, ...]:
         return _CODEBOOKS[self]
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude among the values that are numbers."""
+        return max(abs(value) for value in self.values if value == value)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:

@@ -113,6 +113,18 @@ class QuantTensor:
         repeated = per_super.repeat_interleave(self.scheme.super_size // self.scheme.group_size, dim=1)
         return repeated[:, : -(-self.shape[1] // self.scheme.group_size)]
 
+    def is_finite(self) -> bool:
+        """Whether every weight is a finite number, told by the scales and biases; nothing is dequantised.
+
+        A code whose entry in the code book is not a number is left to whoever reads the codes.
+        """
+        factor = self.scheme.codebook.largest if self.scheme.codebook else 1 << self.scheme.bits
+        largest = self.scales.abs().max().float() * factor
+        if self.biases is not None:
+            largest += self.biases.abs().max().float()
+        limit = torch.finfo(getattr(torch, self.scheme.dtype)).max
+        return bool(largest <= limit)
+
     def select_rows(self, index: torch.Tensor | slice) -> QuantTensor:
         """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""
         changed = {name: None if t is None else t[index] for name, t in self._row_tensors().items()}
@@ -175,6 +187,10 @@ class DenseTensor:
     def dequantize(self) -> torch.Tensor:
         """The weights as float32; the data itself where it already is."""
         return self.data.float()
+
+    def is_finite(self) -> bool:
+        """Whether every weight is a finite number."""
+        return bool(self.data.isfinite().all())
 
     def select_rows(self, index: torch.Tensor | slice) -> DenseTensor:
         """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""

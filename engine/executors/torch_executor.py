@@ -1,45 +1,27 @@
 """The torch executor: the oracle every other executor is held against, and the fallback where there is none.
 
-Runs in float32 on the CPU. Matrices are dequantised once at load where that fits in memory, else at each use; both
-give the same bits.
+Runs in float32 on the CPU. The matrices of a small model are dequantised once at load, those of a larger one stay
+packed and are dequantised at each use; both give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from appliance.engine import program as ops
 from appliance.engine.batch import Batch
+from appliance.engine.executors.matrix import Matrix
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import BlockCopy
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVLayout
-from appliance.kernels.linear import linear, row_tiles
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
 from appliance.kernels.silu_mul import silu_mul
-from appliance.quant.errors import CheckpointError
-from appliance.quant.tensor import QuantizedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A linear layer made ready: `dense_t` is [in, out] float32, or None where it stays packed."""
-
-    packed: QuantizedLinear | None
-    dense_t: torch.Tensor | None
-    bias: torch.Tensor | None
-    tiles: tuple[int, ...]
-
-    def weight_t(self) -> torch.Tensor:
-        if self.dense_t is not None:
-            return self.dense_t
-        assert self.packed is not None
-        return self.packed.dequantize().t().contiguous()
+from appliance.quant.tensor import QuantizedLinear, Weight
 
 
 class TorchExecutor:
@@ -47,7 +29,7 @@ class TorchExecutor:
 
     Args:
         weights: read while loading, one matrix at a time, and let go.
-        dense_bytes: how many bytes of dequantised matrices may be kept.
+        dense_bytes: the matrices are kept dequantised where all of them take no more than this.
     """
 
     def __init__(
@@ -64,15 +46,16 @@ class TorchExecutor:
         self._pools: tuple[torch.Tensor, ...] = ()
         self._cos = self._sin = torch.empty(0)
         self._threads = torch.get_num_threads()
-        self._matrices: dict[tuple[str, ...], _Matrix] = {}
+        self._matrices: dict[tuple[str, ...], Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
-        self._embeddings = {
-            op.weight: weights.read(op.weight) for op in program.ops if isinstance(op, ops.Embed)
-        }
+        self._embeddings: dict[str, Weight] = {}
+        linears = [op.weights for op in program.ops if isinstance(op, ops.Linear)]
+        dense = 4 * sum(weights.elements(names) for names in linears) <= dense_bytes
         for op in program.ops:
-            if isinstance(op, ops.Linear):
-                matrix = weights.linear(op.weights)
-                self._matrices[op.weights], dense_bytes = self._prepare(matrix, op.weights, dense_bytes)
+            if isinstance(op, ops.Embed):
+                self._embeddings[op.weight] = weights.read(op.weight)
+            elif isinstance(op, ops.Linear):
+                self._matrices[op.weights] = Matrix(self._layer(op.weights, weights), dense=dense)
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
         self._buffers: dict[str, torch.Tensor] = {}
@@ -90,7 +73,7 @@ class TorchExecutor:
     @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory as they are held here."""
-        matrices = sum(m.packed.nbytes if m.packed else m.weight_t().nbytes for m in self._matrices.values())
+        matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
     def attach_pools(self, num_blocks: int, max_model_len: int) -> None:
@@ -129,16 +112,11 @@ class TorchExecutor:
             pool = self._pools[copy.source.group]
             pool[copy.target.id] = pool[copy.source.id]
 
-    def _prepare(
-        self, packed: QuantizedLinear, names: tuple[str, ...], dense_bytes: int
-    ) -> tuple[_Matrix, int]:
-        weight_t = packed.dequantize().t().contiguous()
-        if not bool(weight_t.sum().isfinite()):
-            raise CheckpointError(f"the weights {', '.join(names)} hold values that are not finite numbers")
-        tiles = row_tiles(weight_t)
-        if weight_t.nbytes > dense_bytes:
-            return _Matrix(packed, None, packed.bias, tiles), dense_bytes
-        return _Matrix(None, weight_t, packed.bias, tiles), dense_bytes - weight_t.nbytes
+    def _layer(self, names: tuple[str, ...], weights: ModelWeights) -> QuantizedLinear:
+        """The named layer; a head that is the embedding shares its memory."""
+        if len(names) == 1 and names[0] in self._embeddings:
+            return QuantizedLinear((self._embeddings[names[0]],))
+        return weights.linear(names)
 
     def _embed(self, op: ops.Embed, batch: Batch) -> None:
         self._buffers[op.out] = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()
@@ -147,8 +125,7 @@ class TorchExecutor:
         self._buffers[op.out] = rms_norm(self._buffers[op.x], self._vectors[op.weight], op.eps)
 
     def _linear(self, op: ops.Linear, _batch: Batch) -> None:
-        matrix = self._matrices[op.weights]
-        self._buffers[op.out] = linear(self._buffers[op.x], matrix.weight_t(), matrix.bias, matrix.tiles)
+        self._buffers[op.out] = self._matrices[op.weights](self._buffers[op.x])
 
     def _heads(self, qkv: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of a qkv buffer as views [rows, heads, head_dim]."""

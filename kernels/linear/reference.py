@@ -23,7 +23,7 @@ def linear(
         x: [rows, in], float32; rows may be 0.
         weight_t: [in, out], float32, contiguous.
         bias: [out] or None.
-        tiles: `row_tiles(weight_t)`.
+        tiles: `row_tiles(in, out)`.
 
     Returns:
         [rows, out], float32.
@@ -46,15 +46,15 @@ def linear(
 _agreeing_tiles: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
 
-def row_tiles(weight_t: torch.Tensor) -> tuple[int, ...]:
-    """Ascending tile sizes that agree bit for bit on this machine for a weight of this shape, found by trying them.
+def row_tiles(in_features: int, out_features: int) -> tuple[int, ...]:
+    """Ascending tile sizes that agree bit for bit on this machine for weights of a shape, found by trying them.
 
     Of the candidate sizes, the largest set whose members give one and the same result, in every row of the tile.
     Tried once for each shape and number of threads.
     """
-    key = (*weight_t.shape, torch.get_num_threads())
+    key = (in_features, out_features, torch.get_num_threads())
     if key not in _agreeing_tiles:
-        _agreeing_tiles[key] = _try_tiles(*weight_t.shape)
+        _agreeing_tiles[key] = _try_tiles(in_features, out_features)
     return _agreeing_tiles[key]
 
 

@@ -66,6 +66,10 @@ class GGUFCheckpoint:
             nbytes[info.type.name] = nbytes.get(info.type.name, 0) + info.nbytes
         return tuple(sorted(nbytes, key=lambda name: -nbytes[name]))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the weight of a canonical name; nothing is read."""
+        return self._slots[name].shape
+
     def read(self, name: str) -> Weight:
         """The weight of a canonical name, rows in the model's own order; it shares no memory with the file.
 

@@ -47,6 +47,10 @@ class HFCheckpoint:
             nbytes[self._map.layouts[name].format] += module.nbytes
         return tuple(format_ for format_, _ in nbytes.most_common())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the weight of a canonical name; nothing is read."""
+        return self._map.vectors[name].shape if name in self._map.vectors else self._map.modules[name].shape
+
     def read(self, name: str) -> Weight:
         """The weight of a canonical name.
 
