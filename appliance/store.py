@@ -1,4 +1,4 @@
-"""Installed models on disk: one folder each, `<models_dir>/<name>/<tag>/`, with a manifest and the file.
+"""Installed models on disk: one folder each, `<models_dir>/<name>/<tag>/`, with a manifest and the model.
 
 A folder appears by one rename of a finished one, so a model is either installed or not there. Unfinished
 downloads live in `<models_dir>/.partial/`, on the same file system.
@@ -7,7 +7,6 @@ downloads live in `<models_dir>/.partial/`, on the same file system.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -18,12 +17,12 @@ from typing import IO
 
 import msgspec
 
+from appliance.model_files import CONFIG, find_model, looks_like_path, model_name, size_of
 from appliance.names import ModelError, ModelName, choose, did_you_mean
 from appliance.sampling import SamplingDefaults
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-MODEL_SUFFIX = ".gguf"
 
 
 class StoreError(ModelError):
@@ -34,14 +33,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What is known of an installed model, kept beside its file as `manifest.json`.
 
     Attributes:
-        file: name of the model's file (or of the link to it) in the folder.
+        file: name of the model's file or folder (or of the link to it) in the folder.
         size: bytes.
-        sha256: of the file; "" where it was linked and so never read through.
+        sha256: of the file, or of the list of a folder's files and hashes; "" where it was linked and so never
+            read through.
         source: where it came from, for people.
         license: "" where the file does not say.
         context: tokens; 0 where the file does not say.
         sampling: what its makers recommend.
-        linked: the file is a link to one that the user keeps elsewhere.
+        linked: it is a link to what the user keeps elsewhere.
         created: when it was installed, ISO 8601 in UTC.
     """
 
@@ -65,7 +65,7 @@ class ModelPath:
 
     Attributes:
         name: what it is called: a full name, or for a plain file the name that its stem makes.
-        path: absolute path of the model's file.
+        path: absolute path of the model's file or folder.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ModelPath:
             raise StoreError(f"{self.name} cannot be opened: {error}") from None
 
     def _guarded(self) -> Path:
-        return self.path
+        return self.path / CONFIG if self.path.is_dir() else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,15 @@ class Store:
         return self._read(self._find(name))
 
     def resolve(self, name_or_path: str) -> ModelPath:
-        """An installed model by name, or any `.gguf` file or folder holding exactly one, by path.
+        """An installed model by name, or any model by path, as `find_model`.
 
         Raises:
-            StoreError: as `get`; or no such file, or not exactly one in the folder.
+            StoreError: as `get`.
+            ModelFilesError: there is no model at that path.
         """
         if looks_like_path(name_or_path):
-            path = model_file(Path(name_or_path))
-            return ModelPath(str(ModelName.from_stem(path.stem)), path)
+            path = find_model(Path(name_or_path))
+            return ModelPath(str(model_name(path)), path)
         try:
             return self.get(name_or_path)
         except StoreError as error:
@@ -285,7 +286,7 @@ class Store:
                 f"{mend}"
             )
         try:
-            size = path.stat().st_size
+            size = size_of(path)
         except OSError:
             gone = f"its link to {os.readlink(path)} is broken" if path.is_symlink() else f"{path} is missing"
             raise StoreError(f"{full} is damaged: {gone}; {mend}") from None
@@ -305,39 +306,6 @@ class Store:
         shutil.rmtree(doomed, ignore_errors=True)
         with contextlib.suppress(OSError):  # other tags are left
             folder.parent.rmdir()
-
-
-def looks_like_path(text: str) -> bool:
-    """Whether `text` means a file or folder and not a model's name."""
-    return os.sep in text or text in (".", "..", "~") or text.lower().endswith(MODEL_SUFFIX)
-
-
-def model_file(path: Path) -> Path:
-    """The absolute path of a `.gguf` file: `path` itself, or the only one in the folder `path`.
-
-    Raises:
-        StoreError: no such file, another kind of file, or not exactly one in the folder.
-    """
-    path = Path(os.path.abspath(path.expanduser()))
-    try:
-        if not path.is_dir():
-            if path.suffix.lower() != MODEL_SUFFIX:
-                path.stat()
-                raise StoreError(f"{path} is not a {MODEL_SUFFIX} file; only GGUF checkpoints can be used")
-            with path.open("rb"):
-                return path
-        files = sorted(file for file in path.iterdir() if _is_model_file(file))
-    except OSError as error:
-        reason = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
-        raise StoreError(f"cannot read {path}: {reason}") from None
-    if len(files) != 1:
-        found = f"{len(files)} ({', '.join(file.name for file in files[:4])})" if files else "none"
-        raise StoreError(f"{path} should hold one {MODEL_SUFFIX} file, found {found}; name the file itself")
-    return files[0]
-
-
-def _is_model_file(path: Path) -> bool:
-    return path.suffix.lower() == MODEL_SUFFIX and path.is_file()
 
 
 def _is_name(text: str) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from appliance.model_files import looks_like_path
 from appliance.pull.progress import PullProgress
 from appliance.settings import Settings
-from appliance.store import ModelPath, Store, StoreError, looks_like_path
+from appliance.store import ModelPath, Store, StoreError
 
 
 def ensure_model(settings: Settings) -> ModelPath:
