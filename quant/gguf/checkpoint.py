@@ -11,12 +11,11 @@ import torch
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gguf import metadata as meta
-from appliance.quant.gguf.blocks import READERS
 from appliance.quant.gguf.file import GGUFFile, TensorInfo
-from appliance.quant.gguf.supported import ARCHITECTURES
+from appliance.quant.gguf.readers import READERS
+from appliance.quant.gguf.supported import ARCHITECTURES, TENSOR_TYPES, VECTOR_TYPES
 from appliance.quant.tensor import DenseTensor, Weight
 
-_VECTOR_TYPES = ("F32", "F16", "BF16")
 _MAX_LAYERS = 1024
 
 
@@ -195,7 +194,7 @@ def _check_tensor(slot: _Slot, info: TensorInfo) -> None:
         raise CheckpointError(
             f"tensor {slot.name!r} has shape {info.shape}; the metadata asks for {slot.shape}"
         )
-    readable = _VECTOR_TYPES if len(slot.shape) == 1 else tuple(READERS)
+    readable = VECTOR_TYPES if len(slot.shape) == 1 else TENSOR_TYPES
     if info.type.name not in readable:
         known = ", ".join(readable)
         raise UnsupportedFormatError(
