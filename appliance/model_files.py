@@ -32,7 +32,9 @@ def find_model(path: Path) -> Path:
         if not path.is_dir():
             if path.suffix.lower() != SUFFIX:
                 path.stat()
-                raise ModelFilesError(f"{path} is no {SUFFIX} file, and no folder with {CONFIG} and *.safetensors")
+                raise ModelFilesError(
+                    f"{path} is no {SUFFIX} file, and no folder with {CONFIG} and *.safetensors"
+                )
             with path.open("rb"):
                 return path
         names = {file.name for file in path.iterdir() if file.is_file()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-# Odd widths go through 64-bit lanes: this many codes at once keep those small.
-_CHUNK_CODES = 1 << 20
+# A lane is eight codes in 64 bits. This many at once stay in the processor's cache.
+_CHUNK_LANES = 1 << 15
 
 
 def packed_bytes(columns: int, bits: int) -> int:
@@ -22,43 +24,53 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     rows, columns = codes.shape
-    codes = torch.nn.functional.pad(codes, (0, -columns % 8))
-    if bits in (2, 4):
-        per_byte = 8 // bits
-        packed = codes[:, ::per_byte].clone()
-        for place in range(1, per_byte):
-            packed |= codes[:, place::per_byte] << (place * bits)
-    else:
-        packed = codes.new_empty(rows, codes.shape[1] // 8 * bits)
-        for some, out in _row_chunks(codes, packed):
-            lanes = some.view(len(some), -1, 8).long() << _shifts(bits)
-            out.view(len(some), -1, bits).copy_(lanes.sum(-1, keepdim=True).view(torch.uint8)[..., :bits])
-    return packed[:, : packed_bytes(columns, bits)].contiguous()
+    lanes = torch.nn.functional.pad(codes, (0, -columns % 8)).contiguous().numpy().reshape(-1).view("<u8")
+    octets = np.empty((lanes.size, bits), dtype=np.uint8)
+    for start in range(0, lanes.size, _CHUNK_LANES):
+        chunk = slice(start, start + _CHUNK_LANES)
+        packed = _closed(lanes[chunk], bits).view(np.uint8).reshape(-1, 8)
+        for place in range(bits):
+            octets[chunk, place] = packed[:, place]
+    return torch.from_numpy(octets).view(rows, -1)[:, : packed_bytes(columns, bits)].contiguous()
 
 
 def unpack_codes(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """The inverse of `pack_codes`: uint8 [N, ceil(K * bits / 8)] → uint8 [N, K]; with 8 bits, `packed` itself."""
     if bits == 8:
         return packed
-    rows = packed.shape[0]
-    codes = packed.new_empty(rows, -(-columns // 8) * 8)
-    packed = torch.nn.functional.pad(packed, (0, packed_bytes(codes.shape[1], bits) - packed.shape[1]))
-    if bits in (2, 4):
-        per_byte, mask = 8 // bits, (1 << bits) - 1
-        for place in range(per_byte):
-            torch.bitwise_and(packed >> (place * bits), mask, out=codes[:, place::per_byte])
-    else:
-        for some, out in _row_chunks(packed, codes):
-            octets = torch.nn.functional.pad(some.view(len(some), -1, bits), (0, 8 - bits))
-            lanes = octets.contiguous().view(torch.int64) >> _shifts(bits) & ((1 << bits) - 1)
-            out.view(len(some), -1, 8).copy_(lanes)
-    return codes[:, :columns]
+    rows, width = packed.shape[0], packed_bytes(-(-columns // 8) * 8, bits)
+    whole = torch.nn.functional.pad(packed, (0, width - packed.shape[1])).contiguous()
+    octets = whole.numpy().reshape(-1, bits)
+    lanes = np.empty(len(octets), dtype="<u8")
+    for start in range(0, lanes.size, _CHUNK_LANES):
+        chunk = slice(start, start + _CHUNK_LANES)
+        closed = np.zeros((len(octets[chunk]), 8), dtype=np.uint8)
+        for place in range(bits):
+            closed[:, place] = octets[chunk, place]
+        lanes[chunk] = _opened(closed.reshape(-1).view("<u8"), bits)
+    return torch.from_numpy(lanes.view(np.uint8)).view(rows, -1)[:, :columns]
 
 
-def _shifts(bits: int) -> torch.Tensor:
-    return torch.arange(0, 8 * bits, bits)
+def _closed(lanes: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
+    """Eight codes of a byte each → the 8 * bits low bits: gaps close between bytes, then pairs, then fours."""
+    for apart in (8, 16, 32):
+        width = apart // 8 * bits
+        low = _repeated(width, 2 * apart)
+        high = low << np.uint64(width)
+        lanes = (lanes & low) | (lanes >> np.uint64(apart - width) & high)
+    return lanes
 
 
-def _row_chunks(source: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    size = max(1, _CHUNK_CODES // max(1, target.shape[1]))
-    return list(zip(source.split(size), target.split(size), strict=True))
+def _opened(lanes: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
+    """The inverse of `_closed`."""
+    for apart in (32, 16, 8):
+        width = apart // 8 * bits
+        low = _repeated(width, 2 * apart)
+        high = low << np.uint64(width)
+        lanes = (lanes & low) | ((lanes & high) << np.uint64(apart - width))
+    return lanes
+
+
+def _repeated(width: int, every: int) -> np.uint64:
+    """`width` ones every so many bits."""
+    return np.uint64(sum(((1 << width) - 1) << at for at in range(0, 64, every)))

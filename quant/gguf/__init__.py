@@ -1,1 +1,1 @@
-"""GGUF checkpoints. `file` and `metadata` import no torch; `blocks` and `checkpoint` do."""
+"""GGUF checkpoints. `file`, `metadata` and `supported` import no torch."""

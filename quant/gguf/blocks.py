@@ -1,50 +1,79 @@
-"""GGUF's block formats (ggml-common.h) into the canonical form, losslessly.
+"""GGUF's formats of 32 weights a block, and dense ones (ggml-common.h), into the canonical form, losslessly.
 
-A row of the raw bytes is a row of blocks. The 4-bit blocks keep values 0 … 15 in low nibbles and 16 … 31 in
-high ones; the canonical form keeps neighbours in one byte.
+A row of the raw bytes is a row of blocks. They keep values 0 … 15 in low nibbles and 16 … 31 in high ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from appliance.quant.scheme import Mode, QuantScheme
-from appliance.quant.tensor import DenseTensor, QuantTensor, Weight
-
-Bytes = npt.NDArray[np.uint8]
+from appliance.quant.gguf.raw import Bytes, blocks_of, fields, halves, packed, packed_nibbles
+from appliance.quant.scheme import Codebook, Mode, QuantScheme
+from appliance.quant.tensor import DenseTensor, QuantTensor
 
 _GROUP = 32
 _Q4_0 = QuantScheme(4, _GROUP, Mode.SYM)
 _Q4_1 = QuantScheme(4, _GROUP, Mode.AFFINE)
+_Q5_0 = QuantScheme(5, _GROUP, Mode.SYM)
+_Q5_1 = QuantScheme(5, _GROUP, Mode.AFFINE)
 _Q8_0 = QuantScheme(8, _GROUP, Mode.SYM)
+_IQ4_NL = QuantScheme(4, _GROUP, Mode.CODEBOOK, codebook=Codebook.IQ4_NL)
+_MXFP4 = QuantScheme(4, _GROUP, Mode.CODEBOOK, codebook=Codebook.E2M1)
 
 
 def q4_0(rows: Bytes) -> QuantTensor:
     """Blocks of fp16 d and 32 nibbles; w = (q - 8) * d."""
-    blocks = _blocks(rows, 18)
-    shape = (rows.shape[0], blocks.shape[1] * _GROUP)
-    return QuantTensor(_neighbours(blocks[..., 2:]), _halves(blocks[..., :2]), shape, _Q4_0)
+    blocks = blocks_of(rows, 18)
+    return QuantTensor(_fours(blocks[..., 2:]), halves(blocks[..., :2]), _shape(blocks), _Q4_0)
 
 
 def q4_1(rows: Bytes) -> QuantTensor:
     """Blocks of fp16 d, fp16 m and 32 nibbles; w = q * d + m."""
-    blocks = _blocks(rows, 20)
-    shape = (rows.shape[0], blocks.shape[1] * _GROUP)
-    scales, biases = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
-    return QuantTensor(_neighbours(blocks[..., 4:]), scales, shape, _Q4_1, biases=biases)
+    blocks = blocks_of(rows, 20)
+    scales, biases = halves(blocks[..., :2]), halves(blocks[..., 2:4])
+    return QuantTensor(_fours(blocks[..., 4:]), scales, _shape(blocks), _Q4_1, biases=biases)
+
+
+def q5_0(rows: Bytes) -> QuantTensor:
+    """Blocks of fp16 d, 32 fifth bits and 32 nibbles; w = (q - 16) * d."""
+    blocks = blocks_of(rows, 22)
+    return QuantTensor(_fives(blocks[..., 2:]), halves(blocks[..., :2]), _shape(blocks), _Q5_0)
+
+
+def q5_1(rows: Bytes) -> QuantTensor:
+    """Blocks of fp16 d, fp16 m, 32 fifth bits and 32 nibbles; w = q * d + m."""
+    blocks = blocks_of(rows, 24)
+    scales, biases = halves(blocks[..., :2]), halves(blocks[..., 2:4])
+    return QuantTensor(_fives(blocks[..., 4:]), scales, _shape(blocks), _Q5_1, biases=biases)
 
 
 def q8_0(rows: Bytes) -> QuantTensor:
     """Blocks of fp16 d and 32 int8; w = q * d. The canonical code is q + 128."""
-    blocks = _blocks(rows, 34)
-    shape = (rows.shape[0], blocks.shape[1] * _GROUP)
+    blocks = blocks_of(rows, 34)
     # Adding 128 to a two's complement byte flips its top bit.
-    codes = torch.from_numpy((blocks[..., 2:] ^ 0x80).reshape(shape))
-    return QuantTensor(codes, _halves(blocks[..., :2]), shape, _Q8_0)
+    codes = torch.from_numpy((blocks[..., 2:] ^ 0x80).reshape(_shape(blocks)))
+    return QuantTensor(codes, halves(blocks[..., :2]), _shape(blocks), _Q8_0)
+
+
+def iq4_nl(rows: Bytes) -> QuantTensor:
+    """Blocks of fp16 d and 32 nibbles; w = table[q] * d."""
+    blocks = blocks_of(rows, 18)
+    return QuantTensor(_fours(blocks[..., 2:]), halves(blocks[..., :2]), _shape(blocks), _IQ4_NL)
+
+
+def mxfp4(rows: Bytes) -> QuantTensor:
+    """Blocks of an exponent byte e and 32 E2M1 nibbles; w = e2m1[q] * 2**(e - 127), NaN where e is 255.
+
+    OCP Microscaling Formats 1.0 defines 255 as NaN; ggml computes something finite for some codes.
+    """
+    blocks = blocks_of(rows, 17)
+    # e is bfloat16's own exponent field, except for the subnormal 2**-127 and for NaN.
+    scales = blocks[..., 0].astype(np.int16) << 7
+    scales[blocks[..., 0] == 0] = 0x0040
+    scales[blocks[..., 0] == 255] = 0x7FC0
+    codes = _fours(_without_minus_zero(blocks[..., 1:]))
+    return QuantTensor(codes, torch.from_numpy(scales).view(torch.bfloat16), _shape(blocks), _MXFP4)
 
 
 def f32(rows: Bytes) -> DenseTensor:
@@ -59,33 +88,31 @@ def bf16(rows: Bytes) -> DenseTensor:
     return _dense(rows, torch.bfloat16)
 
 
-READERS: dict[str, Callable[[Bytes], Weight]] = {
-    "Q4_0": q4_0,
-    "Q4_1": q4_1,
-    "Q8_0": q8_0,
-    "F32": f32,
-    "F16": f16,
-    "BF16": bf16,
-}
-"""By ggml's name of the type: raw bytes [N, row bytes] → weight [N, K], sharing no memory with them."""
+def _shape(blocks: Bytes) -> tuple[int, int]:
+    return blocks.shape[0], blocks.shape[1] * _GROUP
 
 
-def _blocks(rows: Bytes, block_bytes: int) -> Bytes:
-    return rows.reshape(rows.shape[0], -1, block_bytes)
+def _fours(nibbles: Bytes) -> torch.Tensor:
+    """[N, blocks, 16] → 4-bit codes."""
+    return packed_nibbles(nibbles, 16)
 
 
-def _halves(raw: Bytes) -> torch.Tensor:
-    """Little-endian fp16: uint8 [N, blocks, 2] → float16 [N, blocks]."""
-    return torch.from_numpy(np.ascontiguousarray(raw).view("<f2")[..., 0].astype(np.float16))
+def _fives(raw: Bytes) -> torch.Tensor:
+    """[N, blocks, 4 + 16], fifth bits before nibbles → 5-bit codes."""
+
+    def codes(raw: Bytes) -> Bytes:
+        low = fields(raw[..., 4:], 4).reshape(*raw.shape[:2], _GROUP)
+        return low | np.unpackbits(raw[..., :4], axis=-1, bitorder="little") << 4
+
+    return packed(raw, raw.shape[1] * _GROUP, 5, codes)
 
 
-def _neighbours(nibbles: Bytes) -> torch.Tensor:
-    """Bytes of values (j, j + 16) → bytes of values (2j, 2j + 1): [N, blocks, 16] → [N, blocks * 16]."""
-    even, odd = nibbles[..., 0::2], nibbles[..., 1::2]
-    packed = np.empty(nibbles.shape, dtype=np.uint8)
-    np.bitwise_or(even & 0x0F, odd << 4, out=packed[..., :8])
-    np.bitwise_or(even >> 4, odd & 0xF0, out=packed[..., 8:])
-    return torch.from_numpy(packed.reshape(nibbles.shape[0], -1))
+def _without_minus_zero(nibbles: Bytes) -> Bytes:
+    """E2M1's -0.0, code 8, becomes +0.0, code 0: ggml's table of integers has no other zero."""
+    low, high = nibbles & 0x0F, nibbles & 0xF0
+    low[low == 0x08] = 0
+    high[high == 0x80] = 0
+    return low | high
 
 
 def _dense(rows: Bytes, dtype: torch.dtype) -> DenseTensor:

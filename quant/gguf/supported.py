@@ -4,4 +4,8 @@ from __future__ import annotations
 
 # By `general.architecture`, the model class that others know it by.
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-TENSOR_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+# Of norms and biases.
+VECTOR_TYPES = ("F32", "F16", "BF16")
+_BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+_SUPER_BLOCK_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+TENSOR_TYPES = (*VECTOR_TYPES, *_BLOCK_TYPES, *_SUPER_BLOCK_TYPES)

@@ -1,0 +1,101 @@
+"""Which tensors of a GGUF file make up which weight, checked against its metadata. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.quant import fields
+from appliance.quant.errors import CheckpointError, UnsupportedFormatError, and_others, located
+from appliance.quant.gguf import metadata as meta
+from appliance.quant.gguf.file import GGUFFile, TensorInfo
+from appliance.quant.gguf.names import file_name
+from appliance.quant.gguf.supported import ARCHITECTURES, TENSOR_TYPES, VECTOR_TYPES
+from appliance.quant.slots import Sizes, Slot, decoder_slots
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMap:
+    """A GGUF file, sorted.
+
+    Attributes:
+        slots: every weight that the file has, by canonical name.
+        tensors: the tensors of the same.
+    """
+
+    architecture: str
+    slots: Mapping[str, Slot]
+    tensors: Mapping[str, TensorInfo]
+    eos_token_ids: tuple[int, ...]
+
+
+def read_layer_map(file: GGUFFile) -> LayerMap:
+    """Sort an open file by its header.
+
+    Raises:
+        CheckpointError: it lacks a tensor, or a tensor contradicts the metadata.
+        UnsupportedFormatError: an architecture, tensor type or extra tensor that is not read.
+    """
+    with located(file.path):
+        parts = file.metadata.get("split.count", 0)
+        if parts not in (0, 1):
+            raise UnsupportedFormatError(f"one of {parts} parts; merge them into one file first (gguf-split)")
+        architecture = fields.text(file.metadata, "general.architecture")
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise UnsupportedFormatError(
+                f"architecture {architecture!r} is not supported; what works: {known}"
+            )
+        slots = _filled(decoder_slots(_sizes(file.metadata, architecture)), file.tensors)
+        tensors = {name: file.tensors[file_name(name)] for name in slots}
+        return LayerMap(architecture, slots, tensors, meta.eos_token_ids(file.metadata))
+
+
+def _sizes(metadata: Mapping[str, Any], architecture: str) -> Sizes:
+    def size(key: str, default: int | None = None) -> int:
+        return fields.positive(metadata, f"{architecture}.{key}", default)
+
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    return Sizes(
+        layers=size("block_count"),
+        hidden=hidden,
+        intermediate=size("feed_forward_length"),
+        heads=heads,
+        kv_heads=size("attention.head_count_kv", heads),
+        key_dim=size("attention.key_length", hidden // heads),
+        value_dim=size("attention.value_length", hidden // heads),
+        vocab=len(fields.strings(metadata, meta.TOKENS_KEY)),
+    )
+
+
+def _filled(slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo]) -> dict[str, Slot]:
+    """The slots that the file fills, after checking that it fills all it must and holds nothing else."""
+    present = {name: slot for name, slot in slots.items() if file_name(name) in tensors}
+    missing = [file_name(name) for name in slots.keys() - present.keys() if not slots[name].optional]
+    if missing:
+        raise CheckpointError(f"tensor {min(missing)!r} is missing{and_others(missing)}")
+    extra = sorted(tensors.keys() - {file_name(name) for name in present})
+    if extra:
+        reason = " (it rescales RoPE's frequencies)" if extra[0] == "rope_freqs.weight" else ""
+        raise UnsupportedFormatError(f"tensor {extra[0]!r}{reason} is not supported{and_others(extra)}")
+    for name, slot in present.items():
+        _check_tensor(slot, tensors[file_name(name)])
+    return present
+
+
+def _check_tensor(slot: Slot, info: TensorInfo) -> None:
+    if info.shape != slot.shape:
+        raise CheckpointError(
+            f"tensor {info.name!r} has shape {info.shape}; the metadata asks for {slot.shape}"
+        )
+    readable = VECTOR_TYPES if len(slot.shape) == 1 else TENSOR_TYPES
+    if info.type.name not in readable:
+        known = ", ".join(readable)
+        raise UnsupportedFormatError(
+            f"tensor {info.name!r} has type {info.type.name}; what works here: {known}"
+        )
+    if slot.rope_heads and slot.shape[0] // slot.rope_heads % 2:
+        raise CheckpointError(
+            f"tensor {info.name!r} has an odd head dimension, expected an even one for RoPE"
+        )

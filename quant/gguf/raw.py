@@ -1,0 +1,68 @@
+"""What the readers of block formats share: views of raw blocks, and packing without whole unpacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from appliance.quant.packing import pack_codes, packed_bytes
+
+Bytes = npt.NDArray[np.uint8]
+
+# Unpacked, a code takes a byte, and what it is made of several more: so many at once stay in the cache.
+_CHUNK_CODES = 1 << 18
+
+
+def blocks_of(rows: Bytes, block_bytes: int) -> Bytes:
+    """[N, row bytes] → [N, blocks, block_bytes], a view."""
+    return rows.reshape(rows.shape[0], -1, block_bytes)
+
+
+def halves(raw: Bytes) -> torch.Tensor:
+    """Little-endian fp16: [N, blocks, 2] → float16 [N, blocks]."""
+    return torch.from_numpy(np.ascontiguousarray(raw).view("<f2")[..., 0].astype(np.float16))
+
+
+def fields(raw: Bytes, bits: int) -> Bytes:
+    """Bytes as 8 / bits planes, the least significant bits first: [..., W] → [..., 8 / bits, W]."""
+    planes = np.empty((*raw.shape[:-1], 8 // bits, raw.shape[-1]), dtype=np.uint8)
+    for place in range(8 // bits):
+        plane = planes[..., place, :]
+        np.right_shift(raw, place * bits, out=plane)
+        plane &= (1 << bits) - 1
+    return planes
+
+
+def packed(blocks: Bytes, columns: int, bits: int, codes: Callable[[Bytes], Bytes]) -> torch.Tensor:
+    """Canonical codes, uint8 [N, ceil(columns * bits / 8)].
+
+    Args:
+        blocks: [N, blocks, block bytes].
+        codes: of some of the rows of `blocks`, in order, one a byte: [M, blocks, …] → M * columns of them.
+    """
+    packed = torch.empty((len(blocks), packed_bytes(columns, bits)), dtype=torch.uint8)
+    step = max(1, _CHUNK_CODES // columns)
+    for start in range(0, len(blocks), step):
+        some = codes(blocks[start : start + step]).reshape(-1, columns)
+        packed[start : start + step] = pack_codes(torch.from_numpy(some), bits)
+    return packed
+
+
+def packed_nibbles(blocks: Bytes, half: int) -> torch.Tensor:
+    """As `packed`, for blocks that are bytes of values (j, j + half), in runs of `half` bytes.
+
+    4-bit codes, the most common, can be turned into neighbours (2j, 2j + 1) without unpacking them.
+    """
+    columns = blocks.shape[1] * blocks.shape[2] * 2
+    packed = np.empty((len(blocks), columns // half // 2, 2, half // 2), dtype=np.uint8)
+    step = max(1, _CHUNK_CODES // columns)
+    for start in range(0, len(blocks), step):
+        some = np.ascontiguousarray(blocks[start : start + step]).reshape(-1, columns // half // 2, half)
+        pairs = some.view("<u2")
+        out = packed[start : start + step]
+        out[:, :, 0] = pairs & 0x0F | pairs >> 4 & 0xF0
+        out[:, :, 1] = pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
+    return torch.from_numpy(packed.reshape(len(blocks), -1))
