@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from appliance.names import ModelError, ModelName
 
 SUFFIX = ".gguf"
 CONFIG = "config.json"
+_WEIGHTS = re.compile(r"(gptq_)?model.*\.safetensors")
 
 
 class ModelFilesError(ModelError):
@@ -42,7 +44,8 @@ def find_model(path: Path) -> Path:
         reason = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
         raise ModelFilesError(f"cannot read {path}: {reason}") from None
     single = sorted(name for name in names if name.lower().endswith(SUFFIX))
-    if CONFIG in names and (not single or any(name.endswith(".safetensors") for name in names)):
+    # Makers of GGUF files leave the original's config.json, and other things, beside them.
+    if CONFIG in names and (not single or any(_WEIGHTS.match(name) for name in names)):
         return path
     if len(single) != 1:
         found = f"{len(single)} ({', '.join(single[:4])})" if single else "none"

@@ -328,7 +328,6 @@ def _sync(path: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    for path in folder.iterdir():
+    for path in (*folder.rglob("*"), folder):
         if not path.is_symlink():
             _sync(path)
-    _sync(folder)

@@ -9,7 +9,7 @@ import typer
 
 from appliance import __version__
 from appliance.api_keys import KeyFileError
-from appliance.cli import keys, models
+from appliance.cli import keys, models, show
 from appliance.cli.config import config
 from appliance.cli.console import say
 from appliance.cli.run import run
@@ -50,7 +50,7 @@ app.command("serve")(serve)
 app.command("run")(run)
 app.command("pull")(models.pull)
 app.command("list")(models.list_models)
-app.command("show")(models.show)
+app.command("show")(show.show)
 app.command("rm")(models.rm)
 app.command("config")(config)
 app.add_typer(keys.app, name="key")

@@ -1,4 +1,4 @@
-"""`appliance pull | list | show | rm`: the models on this machine."""
+"""`appliance pull | list | rm`: the models on this machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from appliance.catalogue import Catalogue, ModelSpec, load_catalogue
+from appliance.catalogue import ModelSpec, load_catalogue
 from appliance.cli.console import note, say
-from appliance.names import ModelName, choose
+from appliance.model_files import looks_like_path
 from appliance.pull.transfer import human_bytes
 from appliance.settings import Settings, load_settings
-from appliance.store import InstalledModel, Store, StoreError, looks_like_path
+from appliance.store import InstalledModel, Store
 
 if TYPE_CHECKING:
     from appliance.pull.install import Pulled
@@ -29,12 +29,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A model to fetch, or a .gguf of yours.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="NAME|PATH", help="A model to fetch, or a .gguf or model folder of yours."),
+    ],
     name: Annotated[str | None, typer.Option("--name", help="What to call your own model.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy your own model, don't link to it.")] = False,
     download_dir: DownloadDir = None,
 ) -> None:
-    """Fetch a model of the catalogue, or add a GGUF file that you have."""
+    """Fetch a model of the catalogue, or add one that you have: a GGUF file, or a folder of safetensors."""
     # Here, because `list` and `show` should not wait for a progress bar.
     from appliance.pull.progress import PullProgress
 
@@ -83,11 +86,11 @@ def list_models(
     """List the installed models."""
     settings = load_settings({"download_dir": download_dir})
     listing = Store(settings.download_dir).list()
-    rows = [_installed_row(model) for model in listing.models]
+    rows = [installed_row(model) for model in listing.models]
     if every:
         present = {model.name for model in listing.models}
         specs = load_catalogue(settings.config_dir).models.values()
-        rows += [_spec_row(spec) for spec in specs if spec.name not in present]
+        rows += [spec_row(spec) for spec in specs if spec.name not in present]
     for sentence in listing.damaged:
         note(f"warning: {sentence}")
     if as_json:
@@ -116,35 +119,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def show(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="An installed model, or one to fetch.")],
-    as_json: AsJson = False,
-    download_dir: DownloadDir = None,
-) -> None:
-    """Show what is known of a model."""
-    settings = load_settings({"download_dir": download_dir})
-    store = Store(settings.download_dir)
-    catalogue = load_catalogue(settings.config_dir)
-    row = _find(model, store, catalogue)
-    if as_json:
-        say(json.dumps(row, indent=2))
-        return
-    for field, value in row.items():
-        if value not in ("", None, False):
-            unit = {"size": " bytes", "context": " tokens"}.get(field)
-            say(f"{field:<14}{value if unit is None else f'{value:,}{unit}'}")
-
-
-def _find(model: str, store: Store, catalogue: Catalogue) -> dict[str, Any]:
-    try:
-        return _installed_row(store.get(model))
-    except StoreError:
-        # Not installed, or damaged, which has to be said; the catalogue answers for the rest.
-        if choose(ModelName.parse(model), [str(full) for full in store.names()]):
-            raise
-        return _spec_row(catalogue.find(model))
-
-
 def rm(
     model: Annotated[str, typer.Argument(metavar="NAME", help="An installed model.")],
     download_dir: DownloadDir = None,
@@ -155,12 +129,12 @@ def rm(
     say(f"{removed.name} is removed ({human_bytes(removed.freed_bytes)} given back)")
 
 
-def _installed_row(model: InstalledModel) -> dict[str, Any]:
+def installed_row(model: InstalledModel) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(model.manifest)
     return {"name": fields.pop("name"), "status": "installed", "path": str(model.path), **fields}
 
 
-def _spec_row(spec: ModelSpec) -> dict[str, Any]:
+def spec_row(spec: ModelSpec) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(spec)
     row["source"] = ", ".join(str(source) for source in spec.sources)
     del row["sources"]

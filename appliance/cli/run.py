@@ -65,8 +65,8 @@ def run(
 
 def _check_name(model: str | None, question: str | None) -> None:
     """Whoever leaves out the model has their question taken for one."""
+    from appliance.model_files import looks_like_path
     from appliance.names import ModelName, ModelNameError
-    from appliance.store import looks_like_path
 
     if model is None or question is not None or looks_like_path(model):
         return

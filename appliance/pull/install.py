@@ -15,7 +15,9 @@ from appliance.names import ModelName
 from appliance.pull.transfer import PullError
 from appliance.store import MANIFEST, InstalledModel, Manifest, Store, StoreError
 
+# What a model is stored as, in its folder.
 MODEL_FILE = "model.gguf"
+MODEL_FOLDER = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ def name_taken(full: ModelName, manifest: Manifest, remedy: str) -> PullError:
     return PullError(f"{full} is already installed, from {manifest.source}; {remedy}")
 
 
-def install(store: Store, full: ModelName, fill: Callable[[Path], Manifest]) -> Pulled:
-    """Let `fill` put the model's file at a path in a fresh folder, then make that folder the model.
+def install(store: Store, full: ModelName, stored_as: str, fill: Callable[[Path], Manifest]) -> Pulled:
+    """Let `fill` put the model at a path of that name in a fresh folder, then make that folder the model.
 
     The caller holds the model's lock. What `fill` keeps in the partial folder for a next try stays.
     """
@@ -47,7 +49,7 @@ def install(store: Store, full: ModelName, fill: Callable[[Path], Manifest]) -> 
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        manifest = fill(staging / MODEL_FILE)
+        manifest = fill(staging / stored_as)
         (staging / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         model = store.commit(full, staging)
     except BaseException:

@@ -47,7 +47,7 @@ def pull(name: str, store: Store, catalogue: Catalogue, progress: Progress) -> P
                 created=now(),
             )
 
-        return install(store, full, fill)
+        return install(store, full, MODEL_FILE, fill)
 
 
 def _fetch(spec: ModelSpec, work: Path, target: Path, progress: Progress) -> str:

@@ -6,9 +6,11 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
+from appliance.model_files import files_of
 from appliance.names import ModelError
 
 CHUNK_BYTES = 1 << 20
@@ -105,6 +107,23 @@ def sha256_of(source: IO[bytes]) -> str:
     while chunk := source.read(CHUNK_BYTES):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def sha256_of_all(hashes: Mapping[str, str]) -> str:
+    """The hash of a model from those of its files, by name: a file's own, or that of a folder's list of them."""
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    listing = "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def sha256_of_model(path: Path) -> str:
+    """The hash of a model's file or folder, as `sha256_of_all`."""
+    hashes = {}
+    for file in files_of(path):
+        with file.open("rb") as source:
+            hashes[file.name] = sha256_of(source)
+    return sha256_of_all(hashes)
 
 
 def _verify(target: Path, found_size: int, size: int, found_sha256: str, sha256: str) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from appliance.model_files import ModelFilesError, looks_like_path
 from appliance.names import ModelName, ModelNameError
-from appliance.store import Store, StoreError, looks_like_path
+from appliance.store import Store, StoreError
 
 Damage = Callable[[Path], object]
 
@@ -196,13 +197,13 @@ def test_resolve_explains_what_it_cannot_use(
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / "two" / name).write_bytes(b"")
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(StoreError, match=r"should hold one .gguf file, found none"):
+    with pytest.raises(ModelFilesError, match=r"should hold one .gguf file, found none"):
         store.resolve("./none")
-    with pytest.raises(StoreError, match=r"found 2 \(a.gguf, b.gguf\); name the file itself"):
+    with pytest.raises(ModelFilesError, match=r"found 2 \(a.gguf, b.gguf\); name the file itself"):
         store.resolve("./two")
-    with pytest.raises(StoreError, match=r"notes.txt is not a .gguf file"):
+    with pytest.raises(ModelFilesError, match=r"notes.txt is no .gguf file, and no folder with config.json"):
         store.resolve("./notes.txt")
-    with pytest.raises(StoreError, match=r"cannot read .*/absent.gguf: no such file or folder"):
+    with pytest.raises(ModelFilesError, match=r"cannot read .*/absent.gguf: no such file or folder"):
         store.resolve("absent.gguf")
     with pytest.raises(StoreError, match=r"for the folder of that name here, write \./none"):
         store.resolve("none")
