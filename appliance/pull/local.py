@@ -56,7 +56,7 @@ def describe(path: Path) -> Description:
         spec = read_spec(found.architecture, found.metadata, found.weight_names)
         size = size_of(path)
     except (UnsupportedModelError, CheckpointError, OSError) as error:
-        raise PullError(f"{path} cannot be used: {error}") from None
+        raise PullError(f"{path.name} cannot be used: {error}") from None
     return Description(
         architecture=ARCHITECTURES.get(found.architecture, found.architecture),
         format=f"{found.container} {found.main_format}",
@@ -126,7 +126,7 @@ def _copy_model(source: Path, target: Path, progress: Progress) -> str:
     for file in files_of(source):
         place = target / file.name if source.is_dir() else target
         size = file.stat().st_size
-        progress.begin(f"copying {file.name}", size)
+        progress.begin(f"copying {file.name}" if source.is_dir() else "copying", size)
         with file.open("rb") as opened:
             hashes[file.name] = write_verified(opened, place, size, "", progress)
     return sha256_of_all(hashes)

@@ -47,6 +47,10 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
             raise UnsupportedFormatError(
                 f"architecture {architecture!r} is not supported; what works: {known}"
             )
+        unread = sorted({info.type.name for info in file.tensors.values()} - set(TENSOR_TYPES))
+        if unread:
+            known = ", ".join(TENSOR_TYPES)
+            raise UnsupportedFormatError(f"tensors of type {', '.join(unread)}; what works: {known}")
         slots = _filled(decoder_slots(_sizes(file.metadata, architecture)), file.tensors)
         tensors = {name: file.tensors[file_name(name)] for name in slots}
         return LayerMap(architecture, slots, tensors, meta.eos_token_ids(file.metadata))
@@ -89,9 +93,8 @@ def _check_tensor(slot: Slot, info: TensorInfo) -> None:
         raise CheckpointError(
             f"tensor {info.name!r} has shape {info.shape}; the metadata asks for {slot.shape}"
         )
-    readable = VECTOR_TYPES if len(slot.shape) == 1 else TENSOR_TYPES
-    if info.type.name not in readable:
-        known = ", ".join(readable)
+    if len(slot.shape) == 1 and info.type.name not in VECTOR_TYPES:
+        known = ", ".join(VECTOR_TYPES)
         raise UnsupportedFormatError(
             f"tensor {info.name!r} has type {info.type.name}; what works here: {known}"
         )

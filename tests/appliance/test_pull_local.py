@@ -8,10 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
+from appliance.model_files import ModelFilesError
 from appliance.names import ModelNameError
 from appliance.pull import local
 from appliance.pull.transfer import DiskFullError, PullError, SilentProgress, require_space
-from appliance.store import Store, StoreError
+from appliance.store import Store
 
 
 class Recorder:
@@ -120,14 +121,14 @@ def test_a_damaged_model_makes_way(store: Store, model: Path) -> None:
 
 def test_another_architecture_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "x.gguf", "qwen3")
-    with pytest.raises(PullError, match=r"architecture 'qwen3' is not supported; supported: llama"):
+    with pytest.raises(PullError, match=r"architecture 'qwen3' is not supported; what works: llama"):
         local.link(str(path), None, store)
     assert store.names() == ()
 
 
 def test_a_part_of_a_split_model_is_refused(store: Store, tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "x-00001-of-00003.gguf", split__count=3)
-    with pytest.raises(PullError, match="is one of 3 parts; merge them"):
+    with pytest.raises(PullError, match="one of 3 parts; merge them"):
         local.link(str(path), None, store)
 
 
@@ -140,16 +141,17 @@ def test_an_unreadable_tensor_type_is_refused_by_name(store: Store, tmp_path: Pa
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(PullError, match="has tensors of type IQ3_S; what can be run: F32, F16, BF16, Q4_0"):
+    with pytest.raises(PullError, match="tensors of type IQ3_S; what works: F32, F16, BF16, Q4_0"):
         local.link(str(path), None, store)
 
 
 def test_what_is_offered_is_what_the_readers_read() -> None:
     from appliance.engine.families import supported_architectures
     from appliance.quant.gguf import readers, supported
+    from appliance.quant.hf import model_config
 
     assert set(supported.TENSOR_TYPES) == set(readers.READERS)
-    assert set(supported.ARCHITECTURES) == set(supported_architectures())
+    assert {*supported.ARCHITECTURES, *model_config.ARCHITECTURES} == set(supported_architectures())
 
 
 @pytest.mark.parametrize("keep", [0, 3, 40, 3000, 118111])
@@ -167,7 +169,7 @@ def test_what_is_not_gguf_is_refused(store: Store, model: Path) -> None:
 
 
 def test_a_path_that_is_not_there(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no such file or folder"):
+    with pytest.raises(ModelFilesError, match="no such file or folder"):
         local.link(str(tmp_path / "absent.gguf"), None, store)
 
 
