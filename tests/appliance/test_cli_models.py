@@ -142,7 +142,7 @@ def test_a_usage_error_is_exit_code_2(appliance: Run, args: list[str], text: str
 
 def test_a_broken_gguf_is_one_line(appliance: Run, gguf: str, tmp_path: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(Path(gguf).read_bytes()[:5000])
-    assert_fails(appliance("pull", "./cut.gguf"), 1, f"{tmp_path}/cut.gguf cannot be used: ")
+    assert_fails(appliance("pull", "./cut.gguf"), 1, "error: cut.gguf cannot be used: ")
 
 
 def test_wrong_settings_and_a_wrong_catalogue_are_one_line(appliance: Run, tmp_path: Path) -> None:
