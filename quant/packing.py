@@ -24,14 +24,14 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     rows, columns = codes.shape
-    lanes = torch.nn.functional.pad(codes, (0, -columns % 8)).contiguous().numpy().reshape(-1).view("<u8")
+    lanes = _padded(codes, -columns % 8).reshape(-1).view("<u8")
     octets = np.empty((lanes.size, bits), dtype=np.uint8)
     for start in range(0, lanes.size, _CHUNK_LANES):
         chunk = slice(start, start + _CHUNK_LANES)
         packed = _closed(lanes[chunk], bits).view(np.uint8).reshape(-1, 8)
         for place in range(bits):
             octets[chunk, place] = packed[:, place]
-    return torch.from_numpy(octets).view(rows, -1)[:, : packed_bytes(columns, bits)].contiguous()
+    return torch.from_numpy(np.ascontiguousarray(octets.reshape(rows, -1)[:, : packed_bytes(columns, bits)]))
 
 
 def unpack_codes(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
@@ -39,8 +39,7 @@ def unpack_codes(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     if bits == 8:
         return packed
     rows, width = packed.shape[0], packed_bytes(-(-columns // 8) * 8, bits)
-    whole = torch.nn.functional.pad(packed, (0, width - packed.shape[1])).contiguous()
-    octets = whole.numpy().reshape(-1, bits)
+    octets = _padded(packed, width - packed.shape[1]).reshape(-1, bits)
     lanes = np.empty(len(octets), dtype="<u8")
     for start in range(0, lanes.size, _CHUNK_LANES):
         chunk = slice(start, start + _CHUNK_LANES)
@@ -49,6 +48,12 @@ def unpack_codes(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
             closed[:, place] = octets[chunk, place]
         lanes[chunk] = _opened(closed.reshape(-1).view("<u8"), bits)
     return torch.from_numpy(lanes.view(np.uint8)).view(rows, -1)[:, :columns]
+
+
+def _padded(rows: torch.Tensor, missing: int) -> npt.NDArray[np.uint8]:
+    """Contiguous, with so many zeros after each row."""
+    array: npt.NDArray[np.uint8] = rows.numpy()
+    return np.pad(array, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(array)
 
 
 def _closed(lanes: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:

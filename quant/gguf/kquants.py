@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from appliance.quant.gguf.raw import Bytes, blocks_of, fields, halves, packed, packed_nibbles
+from appliance.quant.gguf.raw import Bytes, Lanes, blocks_of, fields, halves, lanes_of, packed, packed_nibbles
 from appliance.quant.scheme import SUPER_SIZE, Codebook, Mode, QuantScheme
 from appliance.quant.tensor import QuantTensor
 
@@ -38,14 +38,13 @@ def q2_k(rows: Bytes) -> QuantTensor:
 def q3_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 third bits, 64 bytes of two bits, 16 6-bit scales, fp16 d; w = (q - 4) * d * (scale - 32)."""
 
-    def codes(raw: Bytes) -> Bytes:
-        low, high = _twos(raw[..., 32:]), fields(raw[..., :32], 1)
-        return low | high.reshape(low.shape) << 2
+    def codes(raw: Bytes) -> Lanes:
+        return _twos(raw[..., 32:]) | fields(lanes_of(raw[..., :32]), 1, run=32) << np.uint64(2)
 
     blocks = blocks_of(rows, 110)
     shape = _shape(blocks)
-    low = fields(blocks[..., 96:104], 4).reshape(*blocks.shape[:2], 16)
-    high = fields(blocks[..., 104:108], 2).reshape(low.shape)
+    low = np.concatenate([blocks[..., 96:104] & 0x0F, blocks[..., 96:104] >> 4], axis=-1)
+    high = np.concatenate([blocks[..., 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     return QuantTensor(
         packed(blocks[..., :96], shape[1], 3, codes),
         halves(blocks[..., 108:]),
@@ -64,9 +63,9 @@ def q4_k(rows: Bytes) -> QuantTensor:
 def q5_k(rows: Bytes) -> QuantTensor:
     """As Q4_K, with 256 fifth bits before the nibbles."""
 
-    def codes(raw: Bytes) -> Bytes:
-        low, high = _nibbles(raw[..., 32:], 32), fields(raw[..., :32], 1)
-        return low | high.reshape(low.shape) << 4
+    def codes(raw: Bytes) -> Lanes:
+        low, high = lanes_of(raw[..., 32:]), lanes_of(raw[..., :32])
+        return fields(low, 4, run=32) | fields(high, 1, run=32) << np.uint64(4)
 
     blocks = blocks_of(rows, 176)
     return _with_mins(blocks, packed(blocks[..., 16:], _shape(blocks)[1], 5, codes), _Q5_K)
@@ -75,9 +74,8 @@ def q5_k(rows: Bytes) -> QuantTensor:
 def q6_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 nibbles, 64 bytes of two more bits, 16 int8 scales, fp16 d; w = (q - 32) * d * scale."""
 
-    def codes(raw: Bytes) -> Bytes:
-        low, high = _nibbles(raw[..., :128], 64), _twos(raw[..., 128:])
-        return low | high << 4
+    def codes(raw: Bytes) -> Lanes:
+        return fields(lanes_of(raw[..., :128]), 4, run=64) | _twos(raw[..., 128:]) << np.uint64(4)
 
     blocks = blocks_of(rows, 210)
     shape = _shape(blocks)
@@ -133,11 +131,6 @@ def _of_groups(integers: Bytes) -> torch.Tensor:
     return torch.from_numpy(np.array(integers.reshape(len(integers), -1))).view(torch.int8)
 
 
-def _twos(raw: Bytes) -> Bytes:
+def _twos(raw: Bytes) -> Lanes:
     """Two bits of 256 values in 64 bytes; byte j of each half holds values j, j + 32, j + 64 and j + 96 of 128."""
-    return fields(raw.reshape(*raw.shape[:2], 2, 32), 2).reshape(*raw.shape[:2], SUPER_SIZE)
-
-
-def _nibbles(raw: Bytes, half: int) -> Bytes:
-    """Four bits of 256 values in 128 bytes, in runs of `half` bytes of values (j, j + half)."""
-    return fields(raw.reshape(*raw.shape[:2], -1, half), 4).reshape(*raw.shape[:2], SUPER_SIZE)
+    return fields(lanes_of(raw), 2, run=32)

@@ -11,6 +11,7 @@ import torch
 from appliance.quant.packing import pack_codes, packed_bytes
 
 Bytes = npt.NDArray[np.uint8]
+Lanes = npt.NDArray[np.uint64]
 
 # Unpacked, a code takes a byte, and what it is made of several more: so many at once stay in the cache.
 _CHUNK_CODES = 1 << 18
@@ -26,29 +27,41 @@ def halves(raw: Bytes) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(raw).view("<f2")[..., 0].astype(np.float16))
 
 
-def fields(raw: Bytes, bits: int) -> Bytes:
-    """Bytes as 8 / bits planes, the least significant bits first: [..., W] → [..., 8 / bits, W]."""
-    planes = np.empty((*raw.shape[:-1], 8 // bits, raw.shape[-1]), dtype=np.uint8)
-    for place in range(8 // bits):
-        plane = planes[..., place, :]
-        np.right_shift(raw, place * bits, out=plane)
-        plane &= (1 << bits) - 1
-    return planes
+def lanes_of(raw: Bytes) -> Lanes:
+    """Eight neighbouring bytes at a time, those of all blocks together: [M, blocks, W] → [W / 8, M * blocks].
+
+    With the blocks last, what follows are loops over thousands of numbers instead of a handful.
+    """
+    lanes = np.ascontiguousarray(raw).reshape(-1, raw.shape[-1]).view("<u8")
+    return np.ascontiguousarray(lanes.T)
 
 
-def packed(blocks: Bytes, columns: int, bits: int, codes: Callable[[Bytes], Bytes]) -> torch.Tensor:
+def fields(lanes: Lanes, bits: int, run: int) -> Lanes:
+    """Bytes split into 8 / bits planes, the least significant bits first: [L, n] → [L * 8 / bits, n].
+
+    Args:
+        run: how many bytes of a plane come before those of the next one.
+    """
+    runs = lanes.reshape(-1, 1, run // 8, lanes.shape[-1])
+    places = np.arange(0, 8, bits, dtype=np.uint64).reshape(-1, 1, 1)
+    planes = runs >> places
+    planes &= np.uint64(((1 << bits) - 1) * 0x0101_0101_0101_0101)
+    return planes.reshape(-1, lanes.shape[-1])
+
+
+def packed(blocks: Bytes, columns: int, bits: int, codes: Callable[[Bytes], Lanes]) -> torch.Tensor:
     """Canonical codes, uint8 [N, ceil(columns * bits / 8)].
 
     Args:
         blocks: [N, blocks, block bytes].
-        codes: of some of the rows of `blocks`, in order, one a byte: [M, blocks, …] → M * columns of them.
+        codes: of some of the rows of `blocks`, one a byte, in order: [M, blocks, …] → [lanes, M * blocks].
     """
-    packed = torch.empty((len(blocks), packed_bytes(columns, bits)), dtype=torch.uint8)
+    packed = np.empty((len(blocks), packed_bytes(columns, bits)), dtype=np.uint8)
     step = max(1, _CHUNK_CODES // columns)
     for start in range(0, len(blocks), step):
-        some = codes(blocks[start : start + step]).reshape(-1, columns)
-        packed[start : start + step] = pack_codes(torch.from_numpy(some), bits)
-    return packed
+        some = np.ascontiguousarray(codes(blocks[start : start + step]).T).view(np.uint8)
+        packed[start : start + step] = pack_codes(torch.from_numpy(some.reshape(-1, columns)), bits).numpy()
+    return torch.from_numpy(packed)
 
 
 def packed_nibbles(blocks: Bytes, half: int) -> torch.Tensor:
