@@ -60,6 +60,7 @@ class QuantScheme:
             "bfloat16" or "float32".
         codebook: in mode CODEBOOK.
         super_size: how many weights of a row share a super-block's scale; 0 where scales are not quantised.
+        signed_zeros: whether nought times a negative scale is -0, as in a product, or 0, as in a sum of products.
 
     Raises:
         CheckpointError: a combination that no format has.
@@ -71,6 +72,7 @@ class QuantScheme:
     dtype: str = "float32"
     codebook: Codebook | None = None
     super_size: int = 0
+    signed_zeros: bool = True
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:

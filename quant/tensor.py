@@ -80,6 +80,8 @@ class QuantTensor:
         weights *= scales.unsqueeze(-1)
         if biases is not None:
             weights += biases.unsqueeze(-1)
+        if not self.scheme.signed_zeros:
+            weights += 0.0
         weights = weights.view(rows, -1)[:, :columns]
         if self.scheme.dtype != "float32":
             weights = weights.to(getattr(torch, self.scheme.dtype)).float()

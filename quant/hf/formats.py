@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
-from appliance.quant.hf import dense
+from appliance.quant.gptq import layout as gptq
+from appliance.quant.hf import autoround, dense
 from appliance.quant.hf.module import Advice, Layout, Module
 from appliance.quant.hf.quant_config import QuantConfig
 
@@ -28,7 +29,11 @@ class Format:
     layout: Callable[[Module, QuantConfig], Layout | None]
 
 
-FORMATS: tuple[Format, ...] = (Format(("",), dense.check, dense.advise, dense.layout),)
+FORMATS: tuple[Format, ...] = (
+    Format(("",), dense.check, dense.advise, dense.layout),
+    Format(gptq.METHODS, gptq.check, gptq.advise, gptq.layout),
+    Format(autoround.METHODS, autoround.check, autoround.advise, autoround.layout),
+)
 
 
 def announced(config: QuantConfig) -> Format:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from appliance.quant.gptq import layout as gptq_layout
+from appliance.quant.gptq import read as gptq
 from appliance.quant.hf import dense
 from appliance.quant.hf.file import TensorInfo, read_bytes
 from appliance.quant.hf.module import Layout, Module
@@ -32,7 +34,10 @@ def _dense(_module: Module, _layout: Layout, fetch: Fetch) -> DenseTensor:
     return DenseTensor(fetch("weight"))
 
 
-READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {dense.FORMAT: _dense}
+READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {
+    dense.FORMAT: _dense,
+    **dict.fromkeys(gptq_layout.FORMATS, gptq.read),
+}
 """By `Layout.format`."""
 
 

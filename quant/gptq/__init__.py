@@ -1,0 +1,1 @@
+"""GPTQ checkpoints."""

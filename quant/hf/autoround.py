@@ -1,0 +1,67 @@
+"""AutoRound's configurations. Its tensors are those of GPTQ, AWQ or compressed-tensors. No torch."""
+
+from __future__ import annotations
+
+from appliance.quant import fields
+from appliance.quant.errors import UnsupportedFormatError
+from appliance.quant.hf.module import Advice, Layout, Module
+from appliance.quant.hf.quant_config import QuantConfig
+
+METHODS = ("auto-round", "intel/auto-round", "auto_round", "autoround")
+PREFIX = "auto_round"
+DEFAULT = "auto_gptq"
+GPTQ_PACKINGS = ("auto_gptq", "gptq")
+# None of a prefix, gptqmodel's and those named after old kernels store zero points as they are.
+GPTQ_V2_PACKINGS = ("", "gptqmodel", "exllamav2", "tritonv2")
+OTHER_PACKINGS = ("auto_awq", "awq", "llm_compressor")
+_FLOAT_BITS = 16
+# Where a key of extra_config is a pattern, it is not the name of a layer.
+_PATTERN_CHARS = frozenset("*\\[(|^$+?")
+
+
+def packing(config: QuantConfig) -> str:
+    """What follows "auto_round:" in the packing format, "" for AutoRound's own."""
+    stated = config.format or fields.text(config.raw, "backend", "").lower().replace("autoround", PREFIX)
+    if not stated.startswith(PREFIX):
+        return stated if config.format else DEFAULT
+    return stated.removeprefix(PREFIX).removeprefix(":")
+
+
+def check(config: QuantConfig) -> None:
+    """Refuses weights that are not integers, and packings that are not known."""
+    works = [
+        PREFIX,
+        *(f"{PREFIX}:{name}" for name in (*GPTQ_PACKINGS, *GPTQ_V2_PACKINGS, *OTHER_PACKINGS) if name),
+    ]
+    kind = fields.text(config.raw, "data_type", "int").lower()
+    if not kind.startswith("int"):
+        raise UnsupportedFormatError(
+            f"{config.source}: AutoRound with weights of type {kind!r} is not supported; what works: 'int'"
+        )
+    if packing(config) not in GPTQ_PACKINGS + GPTQ_V2_PACKINGS + OTHER_PACKINGS:
+        raise UnsupportedFormatError(
+            f"{config.source}: AutoRound's packing {config.format!r} is not supported; what works: {', '.join(works)}; "
+            "export the model again in one of these"
+        )
+    fields.flag(config.raw, "sym", True)
+    for entry in (section := fields.section(config.raw, "extra_config")):
+        fields.section(section, entry)
+        fields.integer(fields.section(section, entry), "bits", 0)
+        fields.integer(fields.section(section, entry), "group_size", 0)
+
+
+def advise(config: QuantConfig, module: str) -> Advice:
+    """The layer's own entry, else what holds for all; silent where a pattern might be meant for it."""
+    extra = fields.section(config.raw, "extra_config")
+    if module not in extra and any(_PATTERN_CHARS & set(key) for key in extra):
+        return Advice()
+    own = fields.section(extra, module)
+    bits = fields.integer(own, "bits", config.bits)
+    if bits is not None and bits >= _FLOAT_BITS:
+        return Advice(quantized=False)
+    return Advice(module in extra or None, bits, fields.integer(own, "group_size", config.group_size))
+
+
+def layout(_module: Module, _config: QuantConfig) -> Layout | None:
+    """No tensors of its own."""
+    return None
