@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from appliance.quant.awq import layout as awq
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf import dense
 from appliance.quant.hf.module import Advice, Layout, Module
@@ -28,7 +29,10 @@ class Format:
     layout: Callable[[Module, QuantConfig], Layout | None]
 
 
-FORMATS: tuple[Format, ...] = (Format(("",), dense.check, dense.advise, dense.layout),)
+FORMATS: tuple[Format, ...] = (
+    Format(("",), dense.check, dense.advise, dense.layout),
+    Format((awq.METHOD,), awq.check, awq.advise, awq.layout),
+)
 
 
 def announced(config: QuantConfig) -> Format:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from appliance.quant.awq import layout as awq
+from appliance.quant.awq import read as read_awq
 from appliance.quant.hf import dense
 from appliance.quant.hf.file import TensorInfo, read_bytes
 from appliance.quant.hf.module import Layout, Module
@@ -32,7 +34,13 @@ def _dense(_module: Module, _layout: Layout, fetch: Fetch) -> DenseTensor:
     return DenseTensor(fetch("weight"))
 
 
-READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {dense.FORMAT: _dense}
+READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {
+    dense.FORMAT: _dense,
+    awq.GEMM: read_awq.read_gemm,
+    awq.GEMV: read_awq.read_gemv,
+    awq.GEMV_FAST: read_awq.read_gemv_fast,
+    awq.MARLIN: read_awq.read_marlin,
+}
 """By `Layout.format`."""
 
 
