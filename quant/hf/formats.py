@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from appliance.quant.awq import layout as awq
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gptq import layout as gptq
 from appliance.quant.hf import autoround, dense
@@ -33,6 +34,7 @@ FORMATS: tuple[Format, ...] = (
     Format(("",), dense.check, dense.advise, dense.layout),
     Format(gptq.METHODS, gptq.check, gptq.advise, gptq.layout),
     Format(autoround.METHODS, autoround.check, autoround.advise, autoround.layout),
+    Format((awq.METHOD,), awq.check, awq.advise, awq.layout),
 )
 
 

@@ -8,6 +8,8 @@ import torch
 
 from appliance.quant.gptq import layout as gptq_layout
 from appliance.quant.gptq import read as gptq
+from appliance.quant.awq import layout as awq
+from appliance.quant.awq import read as read_awq
 from appliance.quant.hf import dense
 from appliance.quant.hf.file import TensorInfo, read_bytes
 from appliance.quant.hf.module import Layout, Module
@@ -37,6 +39,10 @@ def _dense(_module: Module, _layout: Layout, fetch: Fetch) -> DenseTensor:
 READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {
     dense.FORMAT: _dense,
     **dict.fromkeys(gptq_layout.FORMATS, gptq.read),
+    awq.GEMM: read_awq.read_gemm,
+    awq.GEMV: read_awq.read_gemv,
+    awq.GEMV_FAST: read_awq.read_gemv_fast,
+    awq.MARLIN: read_awq.read_marlin,
 }
 """By `Layout.format`."""
 
