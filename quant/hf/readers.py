@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from appliance.quant.compressed import layout as compressed
+from appliance.quant.compressed import read as compressed_read
 from appliance.quant.hf import dense
 from appliance.quant.hf.file import TensorInfo, read_bytes
 from appliance.quant.hf.module import Layout, Module
+from appliance.quant.mxfp4 import layout as mxfp4
+from appliance.quant.mxfp4 import read as mxfp4_read
 from appliance.quant.tensor import DenseTensor, Weight
 
 Fetch = Callable[[str], torch.Tensor]
@@ -32,7 +36,13 @@ def _dense(_module: Module, _layout: Layout, fetch: Fetch) -> DenseTensor:
     return DenseTensor(fetch("weight"))
 
 
-READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {dense.FORMAT: _dense}
+READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {
+    dense.FORMAT: _dense,
+    compressed.PACKED: compressed_read.read_packed,
+    compressed.INT: compressed_read.read_int,
+    compressed.FP8: compressed_read.read_fp8,
+    mxfp4.FORMAT: mxfp4_read.read,
+}
 """By `Layout.format`."""
 
 
