@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.quant.awq import layout as awq
+from appliance.quant.compressed import config as compressed_config
+from appliance.quant.compressed import layout as compressed
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gptq import layout as gptq
 from appliance.quant.hf import autoround, dense
 from appliance.quant.hf.module import Advice, Layout, Module
 from appliance.quant.hf.quant_config import QuantConfig
+from appliance.quant.mxfp4 import layout as mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,14 @@ class Format:
         check: refuses what a configuration alone shows not to be read.
         advise: what the configuration claims of a layer, by its name.
         layout: how a layer is stored; None where its tensors are not of this format.
+        notes: what a configuration asks for and does not get; sentences for the log.
     """
 
     methods: tuple[str, ...]
     check: Callable[[QuantConfig], None]
     advise: Callable[[QuantConfig, str], Advice]
     layout: Callable[[Module, QuantConfig], Layout | None]
+    notes: Callable[[QuantConfig], tuple[str, ...]] = lambda _config: ()
 
 
 FORMATS: tuple[Format, ...] = (
@@ -35,6 +40,14 @@ FORMATS: tuple[Format, ...] = (
     Format(gptq.METHODS, gptq.check, gptq.advise, gptq.layout),
     Format(autoround.METHODS, autoround.check, autoround.advise, autoround.layout),
     Format((awq.METHOD,), awq.check, awq.advise, awq.layout),
+    Format(
+        (compressed_config.METHOD,),
+        compressed_config.check,
+        compressed_config.advise,
+        compressed.layout,
+        compressed_config.notes,
+    ),
+    Format(("mxfp4",), mxfp4.check, mxfp4.advise, mxfp4.layout),
 )
 
 

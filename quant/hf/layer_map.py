@@ -67,6 +67,7 @@ def read_layer_map(folder: Path) -> LayerMap:
         used.update(modules[name].tensors[suffix].name for suffix in layout.uses)
     leftover = sorted(tensors.keys() - used)
     prediction_layers = range(sizes.layers, sizes.layers + _prediction_layers(config))
+    notes += format_.notes(quant)
     notes += tuple(_disagreements(format_, quant, modules, layouts))
     notes += tuple(_skipped(leftover, tensors, prefix, prediction_layers))
     architecture = model_config.architecture(config)

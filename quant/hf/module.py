@@ -62,11 +62,13 @@ class Layout:
         format: e.g. "awq-gemm"; chooses the reader, and is what people are shown.
         scheme: None where the layer is dense.
         uses: suffixes of the tensors that are read; any other is one too many.
+        rows_per_scale: how many rows share theirs.
     """
 
     format: str
     scheme: QuantScheme | None
     uses: tuple[str, ...]
+    rows_per_scale: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ _LAYER = {
 }
 # Where the decoder sits in a model.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
-# What a text model does without: buffers, heads that guess several tokens ahead, encoders of images and sound.
+# What a text model does without: buffers, heads that guess several tokens ahead, encoders of images and sound, what a
+# quantised cache needs.
 _EXTRAS = (
     ("rotary_emb.inv_freq", "buffers"),
     ("mtp.", "a multi-token prediction head"),
@@ -29,6 +30,12 @@ _EXTRAS = (
     ("vision_model.", "a vision tower"),
     ("multi_modal_projector.", "a vision tower"),
     ("audio_tower.", "an audio encoder"),
+    ("self_attn.q_scale", "scales of a quantised key-value cache"),
+    ("self_attn.k_scale", "scales of a quantised key-value cache"),
+    ("self_attn.v_scale", "scales of a quantised key-value cache"),
+    ("self_attn.q_zero_point", "scales of a quantised key-value cache"),
+    ("self_attn.k_zero_point", "scales of a quantised key-value cache"),
+    ("self_attn.v_zero_point", "scales of a quantised key-value cache"),
 )
 
 

@@ -6,13 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from appliance.quant.gptq import layout as gptq_layout
-from appliance.quant.gptq import read as gptq
 from appliance.quant.awq import layout as awq
 from appliance.quant.awq import read as read_awq
+from appliance.quant.compressed import layout as compressed
+from appliance.quant.compressed import read as compressed_read
+from appliance.quant.gptq import layout as gptq_layout
+from appliance.quant.gptq import read as gptq
 from appliance.quant.hf import dense
 from appliance.quant.hf.file import TensorInfo, read_bytes
 from appliance.quant.hf.module import Layout, Module
+from appliance.quant.mxfp4 import layout as mxfp4
+from appliance.quant.mxfp4 import read as mxfp4_read
 from appliance.quant.tensor import DenseTensor, Weight
 
 Fetch = Callable[[str], torch.Tensor]
@@ -43,6 +47,10 @@ READERS: dict[str, Callable[[Module, Layout, Fetch], Weight]] = {
     awq.GEMV: read_awq.read_gemv,
     awq.GEMV_FAST: read_awq.read_gemv_fast,
     awq.MARLIN: read_awq.read_marlin,
+    compressed.PACKED: compressed_read.read_packed,
+    compressed.INT: compressed_read.read_int,
+    compressed.FP8: compressed_read.read_fp8,
+    mxfp4.FORMAT: mxfp4_read.read,
 }
 """By `Layout.format`."""
 

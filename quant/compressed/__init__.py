@@ -1,0 +1,1 @@
+"""Weights that compressed-tensors (llm-compressor, AutoRound) stores."""

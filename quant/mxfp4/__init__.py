@@ -1,0 +1,1 @@
+"""Expert weights in MXFP4, as gpt-oss stores them."""
