@@ -9,7 +9,7 @@ import torch
 
 from appliance.quant.checkpoint import Checkpoint
 from appliance.quant.errors import CheckpointError
-from appliance.quant.tensor import QuantizedLinear, QuantTensor, Weight, stack_rows
+from appliance.quant.tensor import QuantizedLinear, Weight, stack_rows
 
 
 class ModelWeights:
@@ -50,14 +50,11 @@ class ModelWeights:
 
 def _fused(weights: Sequence[Weight]) -> Iterator[Weight]:
     """The weights in order, neighbours that stack as one."""
-    run: list[QuantTensor] = []
-    for weight in weights:
-        if run and not run[-1].stacks_with(weight):
-            yield stack_rows(run)
-            run = []
-        if isinstance(weight, QuantTensor):
+    run = [weights[0]]
+    for weight in weights[1:]:
+        if run[0].stacks_with(weight):
             run.append(weight)
         else:
-            yield weight
-    if run:
-        yield stack_rows(run)
+            yield stack_rows(run)
+            run = [weight]
+    yield stack_rows(run)

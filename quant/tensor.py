@@ -155,18 +155,6 @@ class QuantTensor:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def stack_rows(parts: Sequence[QuantTensor]) -> QuantTensor:
-    """One matrix of the rows of all; each must stack with the first."""
-    first = parts[0]
-    assert all(first.stacks_with(part) for part in parts)
-    columns = [part._row_tensors() for part in parts]
-    stacked = {
-        name: None if tensor is None else torch.cat([tensors[name] for tensors in columns])
-        for name, tensor in columns[0].items()
-    }
-    return replace(first, shape=(sum(part.shape[0] for part in parts), first.shape[1]), **stacked)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseTensor:
     """A weight that is not quantised: float32, float16 or bfloat16; [N, K], or [N] for norms and biases.
@@ -194,6 +182,14 @@ class DenseTensor:
         """Whether every weight is a finite number."""
         return bool(self.data.isfinite().all())
 
+    def stacks_with(self, other: Weight) -> bool:
+        """Whether the rows of both can be one matrix: same K and dtype."""
+        return (
+            isinstance(other, DenseTensor)
+            and other.data.dtype is self.data.dtype
+            and other.shape[1:] == self.shape[1:]
+        )
+
     def select_rows(self, index: torch.Tensor | slice) -> DenseTensor:
         """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""
         return DenseTensor(self.data[index])
@@ -204,6 +200,22 @@ class DenseTensor:
 
 
 Weight = QuantTensor | DenseTensor
+
+
+def stack_rows(parts: Sequence[Weight]) -> Weight:
+    """One matrix of the rows of all; each must stack with the first."""
+    first = parts[0]
+    assert all(first.stacks_with(part) for part in parts)
+    if len(parts) == 1:
+        return first
+    if isinstance(first, DenseTensor):
+        return DenseTensor(torch.cat([part.data for part in parts if isinstance(part, DenseTensor)]))
+    columns = [part._row_tensors() for part in parts if isinstance(part, QuantTensor)]
+    stacked = {
+        name: None if tensor is None else torch.cat([tensors[name] for tensors in columns])
+        for name, tensor in columns[0].items()
+    }
+    return replace(first, shape=(sum(part.shape[0] for part in parts), first.shape[1]), **stacked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,9 @@ def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     zeros = (scaled.float() / -scales.float()).round_()
     if not bool(((zeros >= 0) & (zeros <= 15)).all()):
         wrong = zeros[~((zeros >= 0) & (zeros <= 15))][0].item()
-        raise CheckpointError(f"{layout.uses[1]} over scales make a zero point of {wrong:g}, expected 0 to 15")
+        raise CheckpointError(
+            f"{layout.uses[1]} over scales make a zero point of {wrong:g}, expected 0 to 15"
+        )
     return _tensor(codes, scales, module, layout, zeros.to(torch.uint8))
 
 
@@ -103,7 +105,9 @@ def _tensor(
     scheme = _scheme(layout)
     half = scales.half().contiguous()
     if not bool(half.isfinite().all()) or not bool(half.any()):
-        raise CheckpointError("scales are all zero, not finite, or not so in float16, expected finite numbers")
+        raise CheckpointError(
+            "scales are all zero, not finite, or not so in float16, expected finite numbers"
+        )
     if zeros is None or bool((zeros == 1 << (scheme.bits - 1)).all()):
         zeros, scheme = None, replace(scheme, mode=Mode.SYM)
     else:

@@ -109,7 +109,9 @@ def _fives(raw: Bytes) -> torch.Tensor:
 
     def codes(raw: Bytes) -> Lanes:
         high = np.unpackbits(np.ascontiguousarray(raw[..., :4]).reshape(-1), bitorder="little")
-        return fields(lanes_of(raw[..., 4:]), 4, run=16) | lanes_of(high.reshape(-1, 1, _GROUP)) << np.uint64(4)
+        return fields(lanes_of(raw[..., 4:]), 4, run=16) | lanes_of(high.reshape(-1, 1, _GROUP)) << np.uint64(
+            4
+        )
 
     return packed(raw, raw.shape[1] * _GROUP, 5, codes)
 
