@@ -180,7 +180,8 @@ class DenseTensor:
 
     def is_finite(self) -> bool:
         """Whether every weight is a finite number."""
-        return bool(self.data.isfinite().all())
+        low, high = self.data.aminmax()  # of which both are NaN where any is
+        return bool(low.isfinite() & high.isfinite())
 
     def stacks_with(self, other: Weight) -> bool:
         """Whether the rows of both can be one matrix: same K and dtype."""
