@@ -59,7 +59,8 @@ def check(config: QuantConfig) -> None:
             f"{config.source}: GPTQ packed into {words} is not supported; what works: int32; quantise the model again"
         )
     _claims_symmetry(config)
-    fields.flag(raw, "lm_head", False)
+    for key in ("lm_head", "desc_act"):
+        fields.flag(raw, key, False)
     _check_numbers(config, raw)
     for pattern in (rules := fields.section(raw, "dynamic")):
         _check_numbers(config, fields.section(rules, pattern))
@@ -132,7 +133,9 @@ def layout(module: Module, config: QuantConfig) -> Layout | None:
     scales = module.expect("scales", SCALE_DTYPES, (groups, rows))
     module.expect("qzeros", ("I32",), (groups, -(-rows * bits // 32)))
     uses: tuple[str, ...] = ("qweight", "qzeros", "scales")
-    if "g_idx" in module.tensors:
+    # Without it a layer in act-order looks like any other; only AutoRound never writes it.
+    ordered = config.method in METHODS and fields.flag(config.raw, "desc_act", True)
+    if ordered or "g_idx" in module.tensors:
         module.expect("g_idx", INDEX_DTYPES, (columns,))
         uses += ("g_idx",)
     mode = Mode.SYM if _claims_symmetry(config) else Mode.ZP
@@ -167,9 +170,15 @@ def _fitting_bits(module: Module) -> list[int]:
 
 
 def _has_scales(module: Module) -> bool:
-    """Whether there are scales shaped as GPTQ's, which tells its tensors from AWQ's of a tall matrix."""
+    """Whether there are scales shaped as GPTQ's, which tells its tensors from AWQ's where N = K / 8."""
+    rows, columns = module.shape
     info = module.tensors.get("scales")
-    return info is not None and len(info.shape) == 2 and info.shape[1] == module.shape[0]
+    return (
+        info is not None
+        and len(info.shape) == 2
+        and info.shape[1] == rows
+        and info.shape[0] * MIN_GROUP_SIZE <= columns
+    )
 
 
 def _group_size(module: Module, claimed: int | None) -> int:
