@@ -7,9 +7,6 @@ which groups are consecutive. As AutoGPTQ and gptqmodel write them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, located
 from appliance.quant.hf import autoround
@@ -59,23 +56,23 @@ def check(config: QuantConfig) -> None:
             f"{config.source}: GPTQ packed into {words} is not supported; what works: int32; quantise the model again"
         )
     _claims_symmetry(config)
-    fields.flag(raw, "lm_head", False)
-    _check_numbers(config, raw)
+    for key in ("lm_head", "desc_act"):
+        fields.flag(raw, key, False)
+    _check_numbers(config)
     for pattern in (rules := fields.section(raw, "dynamic")):
-        _check_numbers(config, fields.section(rules, pattern))
+        _check_numbers(config.overridden(fields.section(rules, pattern)))
 
 
-def _check_numbers(config: QuantConfig, claims: Mapping[str, Any]) -> None:
-    bits = fields.integer(claims, "bits", config.bits or BITS[0])
-    if bits not in BITS:
+def _check_numbers(config: QuantConfig) -> None:
+    if config.bits is not None and config.bits not in BITS:
         raise UnsupportedFormatError(
-            f"{config.source}: GPTQ with {bits} bits is not supported; what works: {', '.join(map(str, BITS))}"
+            f"{config.source}: GPTQ with {config.bits} bits is not supported; what works: {', '.join(map(str, BITS))}"
         )
-    group_size = fields.integer(claims, "group_size", config.group_size or -1)
-    if group_size != -1 and group_size < MIN_GROUP_SIZE:
+    size = config.group_size
+    if size is not None and size != -1 and size < MIN_GROUP_SIZE:
         raise UnsupportedFormatError(
-            f"{config.source}: GPTQ in groups of {group_size} is not supported; what works: {MIN_GROUP_SIZE} or more, "
-            "or -1 for whole rows"
+            f"{config.source}: GPTQ in groups of {size} is not supported; what works: {MIN_GROUP_SIZE} or more, or -1 "
+            "for whole rows"
         )
 
 
@@ -98,9 +95,8 @@ def advise(config: QuantConfig, module: str) -> Advice:
         if matches and pattern.startswith(_SKIP):
             return Advice(quantized=False)
         if matches:
-            rule = fields.section(rules, pattern)
-            bits = fields.integer(rule, "bits", config.bits)
-            return Advice(None, bits, fields.integer(rule, "group_size", config.group_size))
+            config = config.overridden(fields.section(rules, pattern))
+            break
     return Advice(None, config.bits, config.group_size)
 
 
@@ -130,15 +126,17 @@ def layout(module: Module, config: QuantConfig) -> Layout | None:
     group_size = _group_size(module, advice.group_size)
     groups = -(-columns // group_size)
     scales = module.expect("scales", SCALE_DTYPES, (groups, rows))
-    module.expect("qzeros", ("I32",), (groups, -(-rows * bits // 32)))
-    uses: tuple[str, ...] = ("qweight", "qzeros", "scales")
-    if "g_idx" in module.tensors:
-        module.expect("g_idx", INDEX_DTYPES, (columns,))
-        uses += ("g_idx",)
     mode = Mode.SYM if _claims_symmetry(config) else Mode.ZP
-    with located(f"{scales.file}: {module.name}"):
+    with located(f"{scales.file}: tensor {scales.name!r}"):
         # What a weight is shows in what a layer makes of a unit vector: a sum of products, which is never -0.
         scheme = QuantScheme(bits, group_size, mode, "float16", signed_zeros=False)
+    module.expect("qzeros", ("I32",), (groups, -(-rows * bits // 32)))
+    uses: tuple[str, ...] = ("qweight", "qzeros", "scales")
+    # Without it a layer in act-order looks like any other; only AutoRound never writes it.
+    ordered = config.method in METHODS and fields.flag(config.raw, "desc_act", True)
+    if ordered or "g_idx" in module.tensors:
+        module.expect("g_idx", INDEX_DTYPES, (columns,))
+        uses += ("g_idx",)
     return Layout(_version(config), scheme, uses)
 
 
@@ -167,9 +165,15 @@ def _fitting_bits(module: Module) -> list[int]:
 
 
 def _has_scales(module: Module) -> bool:
-    """Whether there are scales shaped as GPTQ's, which tells its tensors from AWQ's of a tall matrix."""
+    """Whether there are scales shaped as GPTQ's, which tells its tensors from AWQ's where N = K / 8."""
+    rows, columns = module.shape
     info = module.tensors.get("scales")
-    return info is not None and len(info.shape) == 2 and info.shape[1] == module.shape[0]
+    return (
+        info is not None
+        and len(info.shape) == 2
+        and info.shape[1] == rows
+        and info.shape[0] * MIN_GROUP_SIZE <= columns
+    )
 
 
 def _group_size(module: Module, claimed: int | None) -> int:

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 # A one in each field of a word; 3-bit fields cross words, and are shifted one by one by every tool.
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-_CHUNK_CODES = 1 << 22
+_CHUNK_CODES = 1 << 18
+# So many rows at once go through the cache: twice as fast as all.
+_STRIP_ROWS = 32
 
 
 def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -> QuantTensor:
@@ -42,7 +44,7 @@ def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -
     elif zeros is not None and scheme.mode is Mode.SYM:
         log.warning("%s is said to be symmetric, but its zero points differ: the tensors decide", module.name)
         scheme = replace(scheme, mode=Mode.ZP)
-    codes = _bit_rows(fetch("qweight").t().contiguous(), columns, scheme.bits)
+    codes = _bit_rows(_transposed(fetch("qweight")), columns, scheme.bits)
     if permutation is not None:
         _reorder(codes, permutation, scheme)
     return QuantTensor(codes, scales, (rows, columns), scheme, zeros, permutation=permutation)
@@ -114,6 +116,13 @@ def _zeros(stored: torch.Tensor, layout: Layout, rows: int) -> torch.Tensor | No
     return zeros.t().contiguous()
 
 
+def _transposed(words: torch.Tensor) -> torch.Tensor:
+    turned = words.new_empty(words.shape[1], words.shape[0])
+    for strip, out in zip(words.split(_STRIP_ROWS), turned.split(_STRIP_ROWS, dim=1), strict=True):
+        out.copy_(strip.t())
+    return turned
+
+
 def _bit_rows(words: torch.Tensor, fields: int, bits: int) -> torch.Tensor:
     """int32 [M, words] → uint8 [M, bytes], packed as `pack_codes` does: both are streams of bits."""
     packed = words.view(torch.uint8)
@@ -126,4 +135,5 @@ def _reorder(codes: torch.Tensor, permutation: torch.Tensor, scheme: QuantScheme
     columns = len(permutation)
     for some in codes.split(max(1, _CHUNK_CODES // columns)):
         unpacked = unpack_codes(some, scheme.bits, columns)
-        some.copy_(pack_codes(unpacked.index_select(1, permutation), scheme.bits))
+        # Of a row at a time, gather is the fastest there is.
+        some.copy_(pack_codes(unpacked.gather(1, permutation.expand(len(some), -1)), scheme.bits))

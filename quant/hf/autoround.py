@@ -45,9 +45,7 @@ def check(config: QuantConfig) -> None:
         )
     fields.flag(config.raw, "sym", True)
     for entry in (section := fields.section(config.raw, "extra_config")):
-        fields.section(section, entry)
-        fields.integer(fields.section(section, entry), "bits", 0)
-        fields.integer(fields.section(section, entry), "group_size", 0)
+        config.overridden(fields.section(section, entry))
 
 
 def advise(config: QuantConfig, module: str) -> Advice:
@@ -55,11 +53,10 @@ def advise(config: QuantConfig, module: str) -> Advice:
     extra = fields.section(config.raw, "extra_config")
     if module not in extra and any(_PATTERN_CHARS & set(key) for key in extra):
         return Advice()
-    own = fields.section(extra, module)
-    bits = fields.integer(own, "bits", config.bits)
-    if bits is not None and bits >= _FLOAT_BITS:
+    own = config.overridden(fields.section(extra, module))
+    if own.bits is not None and own.bits >= _FLOAT_BITS:
         return Advice(quantized=False)
-    return Advice(module in extra or None, bits, fields.integer(own, "group_size", config.group_size))
+    return Advice(module in extra or None, own.bits, own.group_size)
 
 
 def layout(_module: Module, _config: QuantConfig) -> Layout | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from appliance.quant.hf.json_file import read_json
 
 # Beside config.json, tools write what they did to one of these.
 _OTHER_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+_BITS = ("bits", "w_bit", "wbits")
+_GROUP_SIZE = ("group_size", "q_group_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,19 @@ class QuantConfig:
     group_size: int | None = None
     format: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict)
+
+    def overridden(self, rule: Mapping[str, Any]) -> QuantConfig:
+        """With the bits and the group size that a rule for some layers sets.
+
+        Raises:
+            CheckpointError: they are no integers.
+        """
+        bits, group_size = _first_integer(rule, *_BITS), _first_integer(rule, *_GROUP_SIZE)
+        return replace(
+            self,
+            bits=self.bits if bits is None else bits,
+            group_size=self.group_size if group_size is None else group_size,
+        )
 
 
 def read_quant_config(folder: Path, config: Mapping[str, Any]) -> tuple[QuantConfig, tuple[str, ...]]:
@@ -60,8 +75,8 @@ def _parse(folder: Path, name: str, raw: Mapping[str, Any]) -> QuantConfig:
             source=name,
             # Files that only say bits and groups were written before others than GPTQ had a file of their own.
             method=method or ("gptq" if "bits" in raw else "awq" if "w_bit" in raw else ""),
-            bits=_first_integer(raw, "bits", "w_bit", "wbits"),
-            group_size=_first_integer(raw, "group_size", "q_group_size"),
+            bits=_first_integer(raw, *_BITS),
+            group_size=_first_integer(raw, *_GROUP_SIZE),
             format=_first_text(raw, *formats),
             raw=raw,
         )
