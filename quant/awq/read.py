@@ -55,9 +55,11 @@ def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     scaled = fetch(layout.uses[1]).t()[:, : scales.shape[1]]
     # Stored is fp16(-scale * zero).
     zeros = (scaled.float() / -scales.float()).round_()
-    if not bool(((zeros >= 0) & (zeros <= 15)).all()):
-        wrong = zeros[~((zeros >= 0) & (zeros <= 15))][0].item()
-        raise CheckpointError(f"{layout.uses[1]} over scales make a zero point of {wrong:g}, expected 0 to 15")
+    wrong = zeros[~((zeros >= 0) & (zeros <= 15))]
+    if len(wrong):
+        raise CheckpointError(
+            f"{layout.uses[1]} over scales make a zero point of {wrong[0]:g}, expected 0 to 15"
+        )
     return _tensor(codes, scales, module, layout, zeros.to(torch.uint8))
 
 
@@ -87,10 +89,10 @@ def _unpadded(scales: torch.Tensor, module: Module, layout: Layout) -> torch.Ten
     """
     size = _scheme(layout).group_size
     groups = module.shape[1] // size
-    used = int(scales.ne(0).any(dim=0).sum())
-    if used != groups or not bool(scales[:, :groups].ne(0).any(dim=0).all()):
+    used = scales.ne(0).any(dim=0).tolist()
+    if used != [column < groups for column in range(len(used))]:
         raise CheckpointError(
-            f"scales are not zero in {used} of {scales.shape[1]} columns, expected in the first {groups} (groups of "
+            f"scales are not zero in {sum(used)} of {len(used)} columns, expected in the first {groups} (groups of "
             f"{size}); the configuration's group size is wrong"
         )
     return scales[:, :groups]
@@ -103,7 +105,9 @@ def _tensor(
     scheme = _scheme(layout)
     half = scales.half().contiguous()
     if not bool(half.isfinite().all()) or not bool(half.any()):
-        raise CheckpointError("scales are all zero, not finite, or not so in float16, expected finite numbers")
+        raise CheckpointError(
+            "scales are all zero, not finite, or not so in float16, expected finite numbers"
+        )
     if zeros is None or bool((zeros == 1 << (scheme.bits - 1)).all()):
         zeros, scheme = None, replace(scheme, mode=Mode.SYM)
     else:
