@@ -16,6 +16,7 @@ from awq_files import Tensors, pack_gemm, pack_gemv, pack_gemv_fast, pack_marlin
 
 from appliance.quant.awq import layout as awq
 from appliance.quant.awq import nibbles
+from appliance.quant.awq import read as read_awq
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.checkpoint import HFCheckpoint
 from appliance.quant.hf.formats import find_layout
@@ -101,7 +102,7 @@ def read(
     return layout.format, weight
 
 
-@pytest.mark.parametrize("chunk", [128, nibbles._CHUNK_WORDS])
+@pytest.mark.parametrize("chunk", [128, nibbles.CHUNK_WORDS])
 @pytest.mark.parametrize(("variant", "rows", "columns", "size", "width"), CASES)
 def test_codes_come_back_from_every_order(
     variant: str,
@@ -113,7 +114,8 @@ def test_codes_come_back_from_every_order(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nibbles, "_CHUNK_WORDS", chunk)
+    for module in (nibbles, read_awq):
+        monkeypatch.setattr(module, "CHUNK_WORDS", chunk)
     codes, zeros, scales = values(rows, columns, size, 8 if variant == awq.MARLIN else None)
     tensors = pack(variant, (codes, zeros, scales), width)
     format_, weight = read(tmp_path, tensors, (rows, columns), config(variant, group_size=size))
