@@ -49,11 +49,11 @@ def _skipped(config: QuantConfig) -> list[str]:
 def layout(module: Module, config: QuantConfig) -> Layout | None:
     """Raises UnsupportedFormatError for other widths than four bits, CheckpointError for a broken layer."""
     variant = _variant(module)
-    if variant == GEMM and config.method.endswith("auto-round") and "awq" not in config.format:
+    if variant == GEMM and config.method.endswith("auto-round") and not _announced(config):
         # AutoRound's own packing has neither g_idx nor a shape that reshaping would not make gemm's.
         return None
     if variant is None:
-        if config.method != METHOD or not _quantized_otherwise(module):
+        if not _announced(config) or not _quantized_otherwise(module):
             return None
         if config.bits not in (None, BITS):
             raise UnsupportedFormatError(
@@ -62,6 +62,11 @@ def layout(module: Module, config: QuantConfig) -> Layout | None:
         # Tensors that fit nothing are measured against what was announced.
         variant = _VERSIONS.get(config.format, GEMM)
     return _LAYOUTS[variant](module, config)
+
+
+def _announced(config: QuantConfig) -> bool:
+    """AutoRound announces itself, and AWQ as what it packed for."""
+    return config.method == METHOD or "awq" in config.format
 
 
 def _quantized_otherwise(module: Module) -> bool:
@@ -131,7 +136,7 @@ def _marlin(module: Module, config: QuantConfig) -> Layout:
     _expect_multiples(module, MARLIN, outputs=64, inputs=16)
     module.expect("qweight", ("I32",), (columns // 16, 2 * rows))
     # Without zero points nothing else confirms the number of groups: a cut tensor would read as larger groups.
-    claims = config.method == METHOD and config.group_size is not None
+    claims = _announced(config) and config.group_size is not None
     size = _claimed_size(columns, config) if claims else _group_size(module, config)
     module.expect("scales", _SCALES, (columns // size, rows))
     return _layout(module, MARLIN, size, Mode.SYM, ("qweight", "scales"))
@@ -158,8 +163,9 @@ def _expect_multiples(module: Module, variant: str, outputs: int = 1, inputs: in
 def _claimed_size(columns: int, config: QuantConfig) -> int:
     """The size of the groups that the configuration asks for; a whole row where it asks for none that fits."""
     claimed = config.group_size
-    fits = claimed is not None and 0 < claimed < columns and columns % claimed == 0
-    return claimed if claimed is not None and fits else columns
+    if claimed is None or not 0 < claimed < columns or columns % claimed:
+        return columns
+    return claimed
 
 
 def _group_size(module: Module, config: QuantConfig) -> int:

@@ -1,6 +1,6 @@
 """4-bit codes in int32 words into another order, a whole word at a time.
 
-Masked shifts run at the speed of the cache, so words are turned in chunks that stay in it.
+Masked shifts run at the speed of the cache, so words are turned in chunks that stay in it, with their long side last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-_CHUNK_WORDS = 1 << 18
+CHUNK_WORDS = 1 << 18
 # A cache line of output words holds so many rows.
 _CHUNK_ROWS = 128
 # Which half of a word changes places with its neighbour's, from halves down to nibbles.
@@ -23,20 +23,24 @@ def transpose_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor
     """
     rows, width = words.shape
     out = words.new_empty(width, 8, rows // 8)
-    size = max(1, _CHUNK_WORDS // (width * _CHUNK_ROWS)) * _CHUNK_ROWS
+    size = max(1, CHUNK_WORDS // (width * _CHUNK_ROWS)) * _CHUNK_ROWS
     for chunk, target in zip(words.split(size), out.split(size // 8, dim=2), strict=True):
         octets = chunk.view(-1, 8, width)
-        _transpose_octets(octets)
+        transpose_squares(octets)
         for nibble, place in enumerate(order):
             target[:, place].copy_(octets[:, nibble].t())
     return out
 
 
-def _transpose_octets(octets: torch.Tensor) -> None:
-    """int32 [..., 8, M], in place: each 8 words are an 8 x 8 matrix of nibbles (Warren, Hacker's Delight, 7-3)."""
-    temporary = octets.new_empty(octets.numel() // 2)
-    for shift, mask in _STAGES:
-        pairs = octets.view(len(octets), -1, 2, shift // 4, octets.shape[-1])
+def transpose_squares(words: torch.Tensor) -> None:
+    """int32 [B, R, M], in place: each R words, 4 or 8, are a matrix of R x R bytes or nibbles.
+
+    Hacker's Delight (Warren), 7-3.
+    """
+    height = words.shape[1]
+    temporary = words.new_empty(words.numel() // 2)
+    for shift, mask in _STAGES[: height.bit_length() - 1]:
+        pairs = words.view(len(words), -1, 2, shift * height // 32, words.shape[2])
         low, high = pairs[:, :, 0], pairs[:, :, 1]
         swap = temporary.view(low.shape)
         torch.bitwise_right_shift(low, shift, out=swap)
@@ -47,11 +51,10 @@ def _transpose_octets(octets: torch.Tensor) -> None:
 
 def pair_nibbles(words: torch.Tensor) -> None:
     """int32, in place: byte i becomes what nibble i was (low) and nibble i + 4 (high)."""
-    for chunk in words.view(-1).split(_CHUNK_WORDS):
-        for shift, mask in ((8, 0x0000FF00), (4, 0x00F000F0)):
-            swap = (chunk >> shift).bitwise_xor_(chunk).bitwise_and_(mask)
-            chunk.bitwise_xor_(swap)
-            chunk.bitwise_xor_(swap.bitwise_left_shift_(shift))
+    for shift, mask in ((8, 0x0000FF00), (4, 0x00F000F0)):
+        swap = (words >> shift).bitwise_xor_(words).bitwise_and_(mask)
+        words.bitwise_xor_(swap)
+        words.bitwise_xor_(swap.bitwise_left_shift_(shift))
 
 
 def unpack_nibbles(words: torch.Tensor, order: Sequence[int] = range(8)) -> torch.Tensor:

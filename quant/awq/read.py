@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from appliance.quant.awq.nibbles import pair_nibbles, transpose_nibbles, unpack_nibbles
+from appliance.quant.awq.nibbles import (
+    CHUNK_WORDS,
+    pair_nibbles,
+    transpose_nibbles,
+    transpose_squares,
+    unpack_nibbles,
+)
 from appliance.quant.errors import CheckpointError
 from appliance.quant.hf.module import Layout, Module
 from appliance.quant.packing import packed_bytes
@@ -25,11 +31,11 @@ _ROW_ORDER = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
 
 def read_gemm(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     """int32 [K, N/8]: words lie across the outputs, so their nibbles are transposed."""
-    rows, columns = module.shape
+    columns = module.shape[1]
     words = fetch("qweight")
     if columns % 8:
         words = torch.nn.functional.pad(words, (0, 0, 0, -columns % 8))
-    codes = transpose_nibbles(words, _GEMM_ORDER).view(torch.uint8).view(rows, -1)
+    codes = transpose_nibbles(words, _GEMM_ORDER)
     zeros = unpack_nibbles(fetch("qzeros"), _GEMM_ORDER).t()
     return _tensor(codes, fetch("scales").t(), module, layout, zeros)
 
@@ -38,7 +44,7 @@ def read_gemv(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     """int32 [N, K/8]: the canonical order; only scales and zero points are padded."""
     scales = _unpadded(fetch("scales"), module, layout)
     zeros = unpack_nibbles(fetch("qzeros"))[:, : scales.shape[1]]
-    return _tensor(fetch("qweight").view(torch.uint8), scales, module, layout, zeros)
+    return _tensor(fetch("qweight"), scales, module, layout, zeros)
 
 
 def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
@@ -47,18 +53,22 @@ def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     A word of such 32 columns, the b-th of four, has column 8a + 2b + c in nibble 4c + a.
     """
     rows, columns = module.shape
-    words = fetch("qweight").view(torch.int32)
-    pair_nibbles(words)
-    shuffled = words.view(torch.uint8).view(rows // 4, columns // 64, 4, 2, 4, 4)
-    codes = shuffled.permute(0, 2, 1, 3, 5, 4).reshape(rows, columns // 2)
+    words = fetch("qweight").view(torch.int32).view(rows // 4, columns // 64, 4, 2, 4)
+    codes = words.new_empty(rows, columns // 32, 4)
+    size = max(1, CHUNK_WORDS // (columns // 2))
+    for chunk, target in zip(words.split(size), codes.split(4 * size), strict=True):
+        quads = chunk.permute(4, 0, 2, 1, 3).contiguous().view(1, 4, -1)
+        pair_nibbles(quads)
+        transpose_squares(quads)
+        target.copy_(quads.view(4, len(target), -1).permute(1, 2, 0))
     scales = _unpadded(fetch("scales").t(), module, layout)
     scaled = fetch(layout.uses[1]).t()[:, : scales.shape[1]]
     # Stored is fp16(-scale * zero).
     zeros = (scaled.float() / -scales.float()).round_()
-    if not bool(((zeros >= 0) & (zeros <= 15)).all()):
-        wrong = zeros[~((zeros >= 0) & (zeros <= 15))][0].item()
+    wrong = zeros[~((zeros >= 0) & (zeros <= 15))]
+    if len(wrong):
         raise CheckpointError(
-            f"{layout.uses[1]} over scales make a zero point of {wrong:g}, expected 0 to 15"
+            f"{layout.uses[1]} over scales make a zero point of {wrong[0]:g}, expected 0 to 15"
         )
     return _tensor(codes, scales, module, layout, zeros.to(torch.uint8))
 
@@ -70,10 +80,16 @@ def read_marlin(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     16j + 8h + c (AutoAWQ, awq/modules/linear/marlin.py, _get_perms).
     """
     rows, columns = module.shape
-    words = fetch("qweight")
-    pair_nibbles(words)
-    tiles = words.view(torch.uint8).view(columns // 16, rows // 64, 8, 4, 4, 2, 2)
-    codes = tiles.permute(1, 4, 5, 2, 0, 6, 3).reshape(rows, columns // 2)
+    tiles = columns // 16
+    codes = torch.empty(rows // 64, 4, 2, 8, tiles, 2, dtype=torch.int32)
+    size = max(1, CHUNK_WORDS // (tiles * 128))
+    for chunk, target in zip(fetch("qweight").split(128 * size, dim=1), codes.split(size), strict=True):
+        quads = chunk.t().contiguous().view(-1, 4, 4 * tiles)
+        pair_nibbles(quads)
+        transpose_squares(quads)
+        sorted_ = quads.view(len(target), 8, 2, 2, 4, tiles).permute(0, 4, 2, 1, 5, 3)
+        for input_ in range(2):
+            target[..., input_].copy_(sorted_[..., input_])
     stored = fetch("scales")
     order = _ROW_ORDER if len(stored) == 1 else _GROUP_ORDER
     scales = torch.empty_like(stored)
@@ -89,19 +105,19 @@ def _unpadded(scales: torch.Tensor, module: Module, layout: Layout) -> torch.Ten
     """
     size = _scheme(layout).group_size
     groups = module.shape[1] // size
-    used = int(scales.ne(0).any(dim=0).sum())
-    if used != groups or not bool(scales[:, :groups].ne(0).any(dim=0).all()):
+    used = scales.ne(0).any(dim=0).tolist()
+    if used != [column < groups for column in range(len(used))]:
         raise CheckpointError(
-            f"scales are not zero in {used} of {scales.shape[1]} columns, expected in the first {groups} (groups of "
+            f"scales are not zero in {sum(used)} of {len(used)} columns, expected in the first {groups} (groups of "
             f"{size}); the configuration's group size is wrong"
         )
     return scales[:, :groups]
 
 
 def _tensor(
-    codes: torch.Tensor, scales: torch.Tensor, module: Module, layout: Layout, zeros: torch.Tensor | None
+    words: torch.Tensor, scales: torch.Tensor, module: Module, layout: Layout, zeros: torch.Tensor | None
 ) -> QuantTensor:
-    """Without zero points where all of them are the middle."""
+    """Of int32 words in the order of the codes; without zero points where all of them are the middle."""
     scheme = _scheme(layout)
     half = scales.half().contiguous()
     if not bool(half.isfinite().all()) or not bool(half.any()):
@@ -112,7 +128,11 @@ def _tensor(
         zeros, scheme = None, replace(scheme, mode=Mode.SYM)
     else:
         zeros = zeros.contiguous()
-    codes = codes[:, : packed_bytes(module.shape[1], scheme.bits)].contiguous()
+    codes = (
+        words.view(torch.uint8)
+        .view(module.shape[0], -1)[:, : packed_bytes(module.shape[1], scheme.bits)]
+        .contiguous()
+    )
     return QuantTensor(codes, half, module.shape, scheme, zeros)
 
 
