@@ -232,6 +232,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
 def _known(what: str, value: str, known: tuple[str, ...]) -> None:
     if value.lower() not in known:
         raise UnsupportedFormatError(
-            f"{what} is {value!r}, which is not supported; what works: {', '.join(known)}; take another quantisation of "
-            "this model"
+            f"{what} is {value!r}, which is not supported; what works: {', '.join(known)}; "
+            "take another quantisation of this model"
         )

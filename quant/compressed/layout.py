@@ -33,6 +33,11 @@ def padded_words(count: int, bits: int) -> int:
     return -(-count // (32 // bits))
 
 
+def is_dense(module: Module, bits: int) -> bool:
+    """Whether a packed layer's codes are a stream of bits; its zero points are then, too."""
+    return module.tensors["weight_packed"].shape[1] == dense_words(module.shape[1], bits)
+
+
 def layout(module: Module, config: QuantConfig) -> Layout | None:
     args = weight_args(config, module.name)
     weight = module.tensors.get("weight")
@@ -99,9 +104,7 @@ def _expect_zeros(module: Module, format_: str, bits: int) -> None:
     if format_ == INT or (info is not None and info.dtype == "I8"):
         module.expect("weight_zero_point", ("I8",), scales)
         return
-    rows, columns = module.shape
-    is_dense = module.tensors["weight_packed"].shape[1] == dense_words(columns, bits)
-    words = dense_words(rows, bits) if is_dense else padded_words(rows, bits)
+    words = (dense_words if is_dense(module, bits) else padded_words)(module.shape[0], bits)
     module.expect("weight_zero_point", ("I32",), (words, scales[-1] if scales else 1))
 
 
