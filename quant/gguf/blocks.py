@@ -8,7 +8,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from appliance.quant.gguf.raw import Bytes, Lanes, blocks_of, fields, halves, lanes_of, packed, packed_nibbles
+from appliance.quant.gguf.raw import (
+    Bytes,
+    Lanes,
+    blocks_of,
+    fields,
+    halves,
+    joined,
+    lanes_of,
+    packed,
+    packed_nibbles,
+)
 from appliance.quant.scheme import Codebook, Mode, QuantScheme
 from appliance.quant.tensor import DenseTensor, QuantTensor
 
@@ -103,9 +113,7 @@ def _fives(raw: Bytes) -> torch.Tensor:
 
     def codes(raw: Bytes) -> Lanes:
         high = np.unpackbits(np.ascontiguousarray(raw[..., :4]).reshape(-1), bitorder="little")
-        return fields(lanes_of(raw[..., 4:]), 4, run=16) | lanes_of(high.reshape(-1, 1, _GROUP)) << np.uint64(
-            4
-        )
+        return joined(fields(lanes_of(raw[..., 4:]), 4, run=16), lanes_of(high.reshape(-1, 1, _GROUP)), 4)
 
     return packed(raw, raw.shape[1] * _GROUP, 5, codes)
 

@@ -5,11 +5,23 @@ A row of the raw bytes is a row of blocks; a block is a super-block of 8 or 16 g
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from appliance.quant.gguf.raw import Bytes, Lanes, blocks_of, fields, halves, lanes_of, packed, packed_nibbles
+from appliance.quant.gguf.raw import (
+    Bytes,
+    Lanes,
+    blocks_of,
+    fields,
+    halves,
+    joined,
+    lanes_of,
+    packed,
+    packed_nibbles,
+)
 from appliance.quant.scheme import SUPER_SIZE, Codebook, Mode, QuantScheme
 from appliance.quant.tensor import QuantTensor
 
@@ -41,7 +53,7 @@ def q3_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 third bits, 64 bytes of two bits, 16 6-bit scales, fp16 d; w = (q - 4) * d * (scale - 32)."""
 
     def codes(raw: Bytes) -> Lanes:
-        return _twos(raw[..., 32:]) | fields(lanes_of(raw[..., :32]), 1, run=32) << np.uint64(2)
+        return joined(_twos(raw[..., 32:]), fields(lanes_of(raw[..., :32]), 1, run=32), 2)
 
     blocks = blocks_of(rows, 110)
     shape = _shape(blocks)
@@ -71,7 +83,7 @@ def q5_k(rows: Bytes) -> QuantTensor:
 
     def codes(raw: Bytes) -> Lanes:
         low, high = lanes_of(raw[..., 32:]), lanes_of(raw[..., :32])
-        return fields(low, 4, run=32) | fields(high, 1, run=32) << np.uint64(4)
+        return joined(fields(low, 4, run=32), fields(high, 1, run=32), 4)
 
     blocks = blocks_of(rows, 176)
     return _with_mins(blocks, packed(blocks[..., 16:], _shape(blocks)[1], 5, codes), _Q5_K)
@@ -81,7 +93,7 @@ def q6_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 nibbles, 64 bytes of two more bits, 16 int8 scales, fp16 d; w = (q - 32) * d * scale."""
 
     def codes(raw: Bytes) -> Lanes:
-        return fields(lanes_of(raw[..., :128]), 4, run=64) | _twos(raw[..., 128:]) << np.uint64(4)
+        return joined(fields(lanes_of(raw[..., :128]), 4, run=64), _twos(raw[..., 128:]), 4)
 
     blocks = blocks_of(rows, 210)
     shape = _shape(blocks)
@@ -114,8 +126,8 @@ def _with_mins(blocks: Bytes, codes: torch.Tensor, scheme: QuantScheme) -> Quant
     """Blocks that begin with fp16 d, fp16 dmin, and 8 scales and mins of 6 bits in 12 bytes.
 
     Bytes 0 … 3 hold the first four scales and bytes 4 … 7 the first four mins, in their low six bits. Bytes
-    8 … 11 hold the low nibbles of the last four, scales low and mins high; the top two bits
-    of bytes 0 … 7 complete them.
+    8 … 11 hold the low nibbles of the last four, scales low and mins high; the top two bits of bytes 0 … 7
+    complete them.
     """
     words = _words(blocks[..., 4:16])
     scales, mins, last = words[..., 0], words[..., 1], words[..., 2]
@@ -141,7 +153,7 @@ def _words(raw: Bytes) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(raw).view("<u4")
 
 
-def _of_groups(integers: Bytes | npt.NDArray[np.uint32]) -> torch.Tensor:
+def _of_groups(integers: npt.NDArray[Any]) -> torch.Tensor:
     """Bytes of two's complement, for the groups in order: [N, blocks, …] → int8 [N, groups]."""
     return torch.from_numpy(integers.reshape(len(integers), -1).view(np.int8))
 
