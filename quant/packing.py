@@ -78,4 +78,6 @@ def _opened(lanes: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
 
 def _repeated(width: int, every: int) -> np.uint64:
     """`width` ones every so many bits."""
-    return np.uint64(sum(((1 << width) - 1) << at for at in range(0, 64, every)))
+    ones = (1 << width) - 1
+    pattern: np.uint64 = np.uint64(sum(ones << at for at in range(0, 64, every)))
+    return pattern

@@ -8,7 +8,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from appliance.quant.gguf.raw import Bytes, Lanes, blocks_of, fields, halves, lanes_of, packed, packed_nibbles
+from appliance.quant.gguf.raw import (
+    Bytes,
+    Lanes,
+    blocks_of,
+    fields,
+    halves,
+    joined,
+    lanes_of,
+    packed,
+    packed_nibbles,
+)
 from appliance.quant.scheme import Codebook, Mode, QuantScheme
 from appliance.quant.tensor import DenseTensor, QuantTensor
 
@@ -20,12 +30,6 @@ _Q5_1 = QuantScheme(5, _GROUP, Mode.AFFINE)
 _Q8_0 = QuantScheme(8, _GROUP, Mode.SYM)
 _IQ4_NL = QuantScheme(4, _GROUP, Mode.CODEBOOK, codebook=Codebook.IQ4_NL)
 _MXFP4 = QuantScheme(4, _GROUP, Mode.CODEBOOK, codebook=Codebook.E2M1)
-
-# E2M1's -0.0, code 8, becomes +0.0, code 0, in both nibbles: ggml's table of integers has no other zero.
-_PLUS_ZEROS = bytes(
-    (0 if byte & 0x0F == 0x08 else byte & 0x0F) | (0 if byte & 0xF0 == 0x80 else byte & 0xF0)
-    for byte in range(256)
-)
 
 
 def q4_0(rows: Bytes) -> QuantTensor:
@@ -78,8 +82,8 @@ def mxfp4(rows: Bytes) -> QuantTensor:
     scales = blocks[..., 0].astype(np.int16) << 7
     scales[blocks[..., 0] == 0] = 0x0040
     scales[blocks[..., 0] == 255] = 0x7FC0
-    nibbles = np.frombuffer(blocks[..., 1:].tobytes().translate(_PLUS_ZEROS), dtype=np.uint8)
-    codes = _fours(nibbles.reshape(*blocks.shape[:2], -1))
+    codes = _fours(blocks[..., 1:])
+    _drop_minus_zeros(codes.numpy())
     return QuantTensor(codes, torch.from_numpy(scales).view(torch.bfloat16), _shape(blocks), _MXFP4)
 
 
@@ -109,11 +113,16 @@ def _fives(raw: Bytes) -> torch.Tensor:
 
     def codes(raw: Bytes) -> Lanes:
         high = np.unpackbits(np.ascontiguousarray(raw[..., :4]).reshape(-1), bitorder="little")
-        return fields(lanes_of(raw[..., 4:]), 4, run=16) | lanes_of(high.reshape(-1, 1, _GROUP)) << np.uint64(
-            4
-        )
+        return joined(fields(lanes_of(raw[..., 4:]), 4, run=16), lanes_of(high.reshape(-1, 1, _GROUP)), 4)
 
     return packed(raw, raw.shape[1] * _GROUP, 5, codes)
+
+
+def _drop_minus_zeros(nibbles: Bytes) -> None:
+    """E2M1's -0.0, code 8, becomes +0.0, code 0: ggml's table of integers has no other zero."""
+    magnitudes = nibbles & 0x77
+    not_zero = (magnitudes | magnitudes >> 1 | magnitudes >> 2) & 0x11
+    nibbles &= magnitudes | not_zero << 3
 
 
 def _dense(rows: Bytes, dtype: torch.dtype) -> DenseTensor:

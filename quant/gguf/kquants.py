@@ -5,10 +5,23 @@ A row of the raw bytes is a row of blocks; a block is a super-block of 8 or 16 g
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from appliance.quant.gguf.raw import Bytes, Lanes, blocks_of, fields, halves, lanes_of, packed, packed_nibbles
+from appliance.quant.gguf.raw import (
+    Bytes,
+    Lanes,
+    blocks_of,
+    fields,
+    halves,
+    joined,
+    lanes_of,
+    packed,
+    packed_nibbles,
+)
 from appliance.quant.scheme import SUPER_SIZE, Codebook, Mode, QuantScheme
 from appliance.quant.tensor import QuantTensor
 
@@ -24,14 +37,15 @@ def q2_k(rows: Bytes) -> QuantTensor:
     """Blocks of 16 bytes (scale, min nibbles), 64 bytes of codes, fp16 d, fp16 dmin; w = q * d * scale - dmin * min."""
     blocks = blocks_of(rows, 84)
     shape = _shape(blocks)
+    subs = _words(blocks[..., :16])
     return QuantTensor(
         packed(blocks[..., 16:80], shape[1], 2, _twos),
         halves(blocks[..., 80:82]),
         shape,
         _Q2_K,
         biases=-halves(blocks[..., 82:84]),
-        sub_scales=_of_groups(blocks[..., :16] & 0x0F),
-        sub_biases=_of_groups(blocks[..., :16] >> 4),
+        sub_scales=_of_groups(subs & 0x0F0F_0F0F),
+        sub_biases=_of_groups(subs >> 4 & 0x0F0F_0F0F),
     )
 
 
@@ -39,18 +53,22 @@ def q3_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 third bits, 64 bytes of two bits, 16 6-bit scales, fp16 d; w = (q - 4) * d * (scale - 32)."""
 
     def codes(raw: Bytes) -> Lanes:
-        return _twos(raw[..., 32:]) | fields(lanes_of(raw[..., :32]), 1, run=32) << np.uint64(2)
+        return joined(_twos(raw[..., 32:]), fields(lanes_of(raw[..., :32]), 1, run=32), 2)
 
     blocks = blocks_of(rows, 110)
     shape = _shape(blocks)
-    low = np.concatenate([blocks[..., 96:104] & 0x0F, blocks[..., 96:104] >> 4], axis=-1)
-    high = np.concatenate([blocks[..., 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    words = _words(blocks[..., 96:108])
+    first, second, tops = words[..., 0], words[..., 1], words[..., 2]
+    scales = [
+        word & 0x0F0F_0F0F | (tops >> (2 * place) & 0x0303_0303) << 4
+        for place, word in enumerate((first, second, first >> 4, second >> 4))
+    ]
     return QuantTensor(
         packed(blocks[..., :96], shape[1], 3, codes),
         halves(blocks[..., 108:]),
         shape,
         _Q3_K,
-        sub_scales=_of_groups((low | high << 4) - np.uint8(32)),
+        sub_scales=_of_groups(np.stack(scales, axis=-1)) - 32,
     )
 
 
@@ -65,7 +83,7 @@ def q5_k(rows: Bytes) -> QuantTensor:
 
     def codes(raw: Bytes) -> Lanes:
         low, high = lanes_of(raw[..., 32:]), lanes_of(raw[..., :32])
-        return fields(low, 4, run=32) | fields(high, 1, run=32) << np.uint64(4)
+        return joined(fields(low, 4, run=32), fields(high, 1, run=32), 4)
 
     blocks = blocks_of(rows, 176)
     return _with_mins(blocks, packed(blocks[..., 16:], _shape(blocks)[1], 5, codes), _Q5_K)
@@ -75,7 +93,7 @@ def q6_k(rows: Bytes) -> QuantTensor:
     """Blocks of 256 nibbles, 64 bytes of two more bits, 16 int8 scales, fp16 d; w = (q - 32) * d * scale."""
 
     def codes(raw: Bytes) -> Lanes:
-        return fields(lanes_of(raw[..., :128]), 4, run=64) | _twos(raw[..., 128:]) << np.uint64(4)
+        return joined(fields(lanes_of(raw[..., :128]), 4, run=64), _twos(raw[..., 128:]), 4)
 
     blocks = blocks_of(rows, 210)
     shape = _shape(blocks)
@@ -84,7 +102,7 @@ def q6_k(rows: Bytes) -> QuantTensor:
         halves(blocks[..., 208:]),
         shape,
         _Q6_K,
-        sub_scales=_of_groups(blocks[..., 192:208]),
+        sub_scales=_of_groups(blocks[..., 192:208].copy()),
     )
 
 
@@ -100,7 +118,7 @@ def iq4_xs(rows: Bytes) -> QuantTensor:
         halves(blocks[..., :2]),
         _shape(blocks),
         _IQ4_XS,
-        sub_scales=_of_groups(scales - np.uint8(32)),
+        sub_scales=_of_groups(scales) - 32,
     )
 
 
@@ -108,17 +126,21 @@ def _with_mins(blocks: Bytes, codes: torch.Tensor, scheme: QuantScheme) -> Quant
     """Blocks that begin with fp16 d, fp16 dmin, and 8 scales and mins of 6 bits in 12 bytes.
 
     Bytes 0 … 3 hold the first four scales and bytes 4 … 7 the first four mins, in their low six bits. Bytes
-    8 … 11 hold the low nibbles of the last four, scales low and mins high; their top bits fill the eight's.
+    8 … 11 hold the low nibbles of the last four, scales low and mins high; the top two bits of bytes 0 … 7
+    complete them.
     """
-    scales, mins, last = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    words = _words(blocks[..., 4:16])
+    scales, mins, last = words[..., 0], words[..., 1], words[..., 2]
+    last_scales = last & 0x0F0F_0F0F | scales >> 2 & 0x3030_3030
+    last_mins = last >> 4 & 0x0F0F_0F0F | mins >> 2 & 0x3030_3030
     return QuantTensor(
         codes,
         halves(blocks[..., :2]),
         _shape(blocks),
         scheme,
         biases=-halves(blocks[..., 2:4]),
-        sub_scales=_of_groups(np.concatenate([scales & 63, last & 0x0F | scales >> 2 & 0x30], axis=-1)),
-        sub_biases=_of_groups(np.concatenate([mins & 63, last >> 4 | mins >> 2 & 0x30], axis=-1)),
+        sub_scales=_of_groups(np.stack([scales & 0x3F3F_3F3F, last_scales], axis=-1)),
+        sub_biases=_of_groups(np.stack([mins & 0x3F3F_3F3F, last_mins], axis=-1)),
     )
 
 
@@ -126,9 +148,14 @@ def _shape(blocks: Bytes) -> tuple[int, int]:
     return blocks.shape[0], blocks.shape[1] * SUPER_SIZE
 
 
-def _of_groups(integers: Bytes) -> torch.Tensor:
-    """Bytes of two's complement [N, blocks, groups] → int8 [N, blocks * groups]."""
-    return torch.from_numpy(np.array(integers.reshape(len(integers), -1))).view(torch.int8)
+def _words(raw: Bytes) -> npt.NDArray[np.uint32]:
+    """Four bytes at a time: [N, blocks, W] → [N, blocks, W / 4]."""
+    return np.ascontiguousarray(raw).view("<u4")
+
+
+def _of_groups(integers: npt.NDArray[Any]) -> torch.Tensor:
+    """Bytes of two's complement, for the groups in order: [N, blocks, …] → int8 [N, groups]."""
+    return torch.from_numpy(integers.reshape(len(integers), -1).view(np.int8))
 
 
 def _twos(raw: Bytes) -> Lanes:

@@ -49,6 +49,12 @@ def fields(lanes: Lanes, bits: int, run: int) -> Lanes:
     return planes.reshape(-1, lanes.shape[-1])
 
 
+def joined(low: Lanes, high: Lanes, bits: int) -> Lanes:
+    """Codes of `bits` low bits and more high ones; [L, n] each."""
+    codes: Lanes = low | high << np.uint64(bits)
+    return codes
+
+
 def packed(blocks: Bytes, columns: int, bits: int, codes: Callable[[Bytes], Lanes]) -> torch.Tensor:
     """Canonical codes, uint8 [N, ceil(columns * bits / 8)].
 
@@ -56,12 +62,12 @@ def packed(blocks: Bytes, columns: int, bits: int, codes: Callable[[Bytes], Lane
         blocks: [N, blocks, block bytes].
         codes: of some of the rows of `blocks`, one a byte, in order: [M, blocks, …] → [lanes, M * blocks].
     """
-    packed = np.empty((len(blocks), packed_bytes(columns, bits)), dtype=np.uint8)
+    result = np.empty((len(blocks), packed_bytes(columns, bits)), dtype=np.uint8)
     step = max(1, _CHUNK_CODES // columns)
     for start in range(0, len(blocks), step):
         some = np.ascontiguousarray(codes(blocks[start : start + step]).T).view(np.uint8)
-        packed[start : start + step] = pack_codes(torch.from_numpy(some.reshape(-1, columns)), bits).numpy()
-    return torch.from_numpy(packed)
+        result[start : start + step] = pack_codes(torch.from_numpy(some.reshape(-1, columns)), bits).numpy()
+    return torch.from_numpy(result)
 
 
 def packed_nibbles(blocks: Bytes, half: int) -> torch.Tensor:
@@ -70,12 +76,12 @@ def packed_nibbles(blocks: Bytes, half: int) -> torch.Tensor:
     4-bit codes, the most common, can be turned into neighbours (2j, 2j + 1) without unpacking them.
     """
     columns = blocks.shape[1] * blocks.shape[2] * 2
-    packed = np.empty((len(blocks), columns // half // 2, 2, half // 2), dtype=np.uint8)
+    result = np.empty((len(blocks), columns // half // 2, 2, half // 2), dtype=np.uint8)
     step = max(1, _CHUNK_CODES // columns)
     for start in range(0, len(blocks), step):
         some = np.ascontiguousarray(blocks[start : start + step]).reshape(-1, columns // half // 2, half)
         pairs = some.view("<u2")
-        out = packed[start : start + step]
+        out = result[start : start + step]
         out[:, :, 0] = pairs & 0x0F | pairs >> 4 & 0xF0
         out[:, :, 1] = pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
-    return torch.from_numpy(packed.reshape(len(blocks), -1))
+    return torch.from_numpy(result.reshape(len(blocks), -1))

@@ -22,7 +22,11 @@ from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MODELS = ["gguf_f16", "gguf_bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1"]
+KINDS = (
+    *("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    *("q2_k", "q3_k_m", "q4_k_m", "q6_k", "iq4_nl", "iq4_xs"),
+)
+MODELS = [f"gguf_{kind}" for kind in KINDS]
 
 
 def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:

@@ -7,10 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from appliance.quant.gguf.blocks import READERS
+from appliance.quant.gguf.readers import READERS
 from appliance.quant.tensor import QuantTensor
 
 SHAPES = [(1, 32), (3, 64), (7, 96), (64, 576)]
+# Where each type's blocks keep their fp16 scales.
+HALVES_AT = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),
+}
+# The gguf package quantises these; the others it only reads.
+QUANTISABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
 def same_bits(ours: torch.Tensor, theirs: np.ndarray) -> bool:
@@ -18,7 +36,7 @@ def same_bits(ours: torch.Tensor, theirs: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", sorted(READERS))
+@pytest.mark.parametrize("name", QUANTISABLE)
 def test_dequantisation_is_the_gguf_packages(name: str, shape: tuple[int, int]) -> None:
     kind = gguf.GGMLQuantizationType[name]
     weights = np.random.default_rng(1).normal(size=shape).astype(np.float32)
@@ -30,18 +48,49 @@ def test_dequantisation_is_the_gguf_packages(name: str, shape: tuple[int, int]) 
     assert same_bits(ours, gguf.quants.dequantize(raw, kind))
 
 
-@pytest.mark.parametrize(("name", "n_halves"), [("Q4_0", 1), ("Q4_1", 2), ("Q8_0", 1)])
-def test_every_code_and_every_scale_counts(name: str, n_halves: int) -> None:
-    """Arbitrary code bytes and arbitrary finite scales: negative, subnormal, zero, the largest."""
-    kind = gguf.GGMLQuantizationType[name]
-    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+def random_blocks(name: str, rows: int, per_row: int) -> np.ndarray:
+    """Any codes, any quantised scales and any finite fp16 ones; of MXFP4's exponents all but NaN."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     draw = np.random.default_rng(2)
-    blocks = draw.integers(0, 256, size=(16, 24, block_bytes), dtype=np.uint8)
-    halves = draw.normal(size=(16, 24, n_halves)).astype(np.float16)
-    halves[0], halves[1], halves[2], halves[3] = 0, 6e-8, 65504, -0.0
-    blocks[..., : 2 * n_halves] = halves.view(np.uint8)
-    raw = blocks.reshape(16, -1)
-    assert same_bits(READERS[name](raw).dequantize(), gguf.quants.dequantize(raw, kind))
+    blocks = draw.integers(0, 256, size=(rows, per_row, block_bytes), dtype=np.uint8)
+    for at in HALVES_AT[name]:
+        halves = draw.normal(size=(rows, per_row)).astype(np.float16)
+        halves[0], halves[1], halves[2], halves[3] = 0, 6e-8, 65504, -0.0
+        blocks[..., at : at + 2] = halves.view(np.uint8).reshape(rows, per_row, 2)
+    if name == "MXFP4":
+        blocks[..., 0] = np.arange(rows * per_row).reshape(rows, per_row) % 255
+    return blocks.reshape(rows, -1)
+
+
+def test_every_quantised_type_is_tested() -> None:
+    assert set(HALVES_AT) == set(READERS) - {"F32", "F16", "BF16"}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(("rows", "per_row"), [(16, 24), (5, 1), (3000, 3)])
+@pytest.mark.parametrize("name", HALVES_AT)
+def test_every_code_and_every_scale_counts(name: str, rows: int, per_row: int) -> None:
+    raw = random_blocks(name, rows, per_row)
+    kind = gguf.GGMLQuantizationType[name]
+    weight = READERS[name](raw)
+    assert same_bits(weight.dequantize(), gguf.quants.dequantize(raw, kind))
+    # As packed as in the file, but for scales, of which each takes a byte.
+    assert weight.nbytes <= raw.nbytes * 1.2
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("name", HALVES_AT)
+def test_rows_are_selected_without_the_others(name: str) -> None:
+    weight, index = READERS[name](random_blocks(name, 9, 2)), torch.tensor([8, 0, 3, 3])
+    selected = weight.select_rows(index)
+    assert selected.nbytes * 9 == weight.nbytes * 4
+    assert same_bits(selected.dequantize(), weight.dequantize()[index].numpy())
+
+
+def test_a_scale_that_is_not_a_number_makes_weights_that_are_not() -> None:
+    block = np.full((1, 17), 0x11, dtype=np.uint8)
+    block[0, 0] = 255
+    assert READERS["MXFP4"](block).dequantize().isnan().all()
 
 
 def test_codes_are_neighbours_low_nibble_first() -> None:

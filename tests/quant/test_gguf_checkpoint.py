@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ import torch
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
+from appliance.quant.gguf.file import GGUFFile
 from appliance.quant.gguf.metadata import eos_token_ids
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-KINDS = ("q4_0", "q4_1", "q8_0", "f16", "bf16")
+KINDS = (
+    *("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    *("q2_k", "q3_k_m", "q4_k_m", "q6_k", "iq4_nl", "iq4_xs"),
+)
 LAYER = {
     "attn_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -124,6 +129,11 @@ def set_tensor(name: str, value: np.ndarray) -> Callable[[dict[str, Any], dict[s
         ),
         (set_tensor("blk.2.odd", np.ones(2, np.float32)), UnsupportedFormatError, "'blk.2.odd'"),
         (set_tensor("output.weight", np.ones((5, 8), np.float64)), UnsupportedFormatError, "has type F64"),
+        (
+            set_tensor("output_norm.weight", np.ones(8, np.int8)),
+            UnsupportedFormatError,
+            "'output_norm.weight' has type I8; what works here: F32, F16, BF16",
+        ),
         (lambda _, t: t.pop("blk.1.ffn_up.weight"), CheckpointError, "'blk.1.ffn_up.weight' is missing"),
         (lambda m, _: m.pop("llama.block_count"), CheckpointError, "'llama.block_count' is missing"),
         (set_meta("llama.block_count", "two"), CheckpointError, "'two', expected an integer"),
@@ -153,6 +163,31 @@ def test_contradictions_are_named_before_data_is_read(
     assert "x.gguf" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("output_norm.weight", "Q8_0", "has type Q8_0; what works here: F32, F16, BF16"),
+        ("blk.0.ffn_norm.weight", "Q4_K", "has type Q4_K; what works here: F32, F16, BF16"),
+        ("output.weight", "IQ3_S", "has type IQ3_S; what works here: F32, F16, BF16, Q4_0"),
+        ("blk.0.attn_q.weight", "TQ1_0", "has type TQ1_0; what works here: F32, F16, BF16, Q4_0"),
+    ],
+)
+def test_types_are_refused_by_name_from_the_header(
+    tmp_path: Path, name: str, kind: str, message: str
+) -> None:
+    content = (GOLDEN / "gguf_q6_k" / "mini-q6_k.gguf").read_bytes()
+    with GGUFFile(GOLDEN / "gguf_q6_k" / "mini-q6_k.gguf") as file:
+        dims = struct.pack(f"<{len(file.tensors[name].shape)}Q", *reversed(file.tensors[name].shape))
+        was, now = file.tensors[name].type.id, gguf.GGMLQuantizationType[kind]
+    before = name.encode() + struct.pack("<I", len(dims) // 8) + dims
+    assert content.count(before + struct.pack("<I", was)) == 1
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content.replace(before + struct.pack("<I", was), before + struct.pack("<I", now)))
+    with pytest.raises(UnsupportedFormatError) as caught:
+        GGUFCheckpoint(path)
+    assert f"'{name}' {message}" in str(caught.value)
+
+
 def test_eos_is_the_union_of_all_that_end_generation() -> None:
     metadata = {"tokenizer.ggml.tokens": list("abcde")}
     assert eos_token_ids(metadata) == ()
@@ -164,8 +199,9 @@ def test_eos_is_the_union_of_all_that_end_generation() -> None:
     assert eos_token_ids(metadata) == (1, 3)
 
 
-def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path) -> None:
-    whole = (GOLDEN / "gguf_q4_0" / "mini-q4_0.gguf").read_bytes()
+@pytest.mark.parametrize(("kind", "hidden"), [("q4_0", 128), ("q3_k_m", 256)])
+def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, kind: str, hidden: int) -> None:
+    whole = (GOLDEN / f"gguf_{kind}" / f"mini-{kind}.gguf").read_bytes()
     draw, path, refused = random.Random(1), tmp_path / "x.gguf", 0
     for _ in range(300):
         content = bytearray(whole)
@@ -175,7 +211,7 @@ def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path) -> None:
         try:
             with GGUFCheckpoint(path) as checkpoint:
                 sizes = {name: checkpoint.read(name).shape for name in checkpoint.names()}
-            assert sizes["embed"] == (128, 128)
+            assert sizes["embed"] == (128, hidden)
         except CheckpointError:
             refused += 1
     assert 100 < refused < 300

@@ -121,9 +121,9 @@ def test_alignment_moves_the_data(tmp_path: Path) -> None:
 
 
 def test_a_type_that_is_known_but_not_read_still_parses(tmp_path: Path) -> None:
-    content = (header(1, 0) + tensor("t", (2, 256), 12, 0)).ljust(96, b"\0") + bytes(2 * 144)
+    content = (header(1, 0) + tensor("t", (2, 256), 16, 0)).ljust(96, b"\0") + bytes(2 * 66)
     info = opened(tmp_path, content).tensors["t"]
-    assert (info.type.name, info.shape, info.row_bytes, info.nbytes) == ("Q4_K", (2, 256), 144, 288)
+    assert (info.type.name, info.shape, info.row_bytes, info.nbytes) == ("IQ2_XXS", (2, 256), 66, 132)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,10 @@ def test_a_type_that_is_known_but_not_read_still_parses(tmp_path: Path) -> None:
         (header(1, 0) + tensor("t", (4, 0), 0, 0) + bytes(64), "impossible"),
         (header(1, 0) + tensor("t", (2**32, 2**32), 0, 0) + bytes(64), "impossible"),
         (header(1, 0) + tensor("t", (2, 33), 2, 0) + bytes(99), "multiple of 32 (Q4_0)"),
+        (
+            header(1, 0) + tensor("t", (2, 288), 12, 0) + bytes(999),
+            "'t' has rows of 288 values, expected a multiple of 256 (Q4_K)",
+        ),
         (header(1, 0) + tensor("t", (4,), 0, 4) + bytes(99), "offset 4, expected a multiple of 32"),
         (header(1, 0) + tensor("t", (4,), 0, 2**62) + bytes(99), "'t' lacks 16 of its 16 bytes"),
     ],
