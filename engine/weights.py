@@ -27,7 +27,10 @@ class ModelWeights:
         """Raises CheckpointError where a weight is not a finite number."""
         weight = self._checkpoint.read(name)
         if not weight.is_finite():
-            raise CheckpointError(f"the weight {name} holds values that are not finite numbers")
+            raise CheckpointError(
+                f"{self._checkpoint.path}: the weight {name} holds values that are not finite numbers; "
+                "fetch the model again"
+            )
         return weight
 
     def vector(self, name: str) -> torch.Tensor:

@@ -24,8 +24,10 @@ def and_others(names: Sized) -> str:
 
 @contextmanager
 def located(where: object) -> Iterator[None]:
-    """Puts where it happened before the message of a `CheckpointError`."""
+    """Puts where it happened before the message of a `CheckpointError` that does not say so itself."""
     try:
         yield
     except CheckpointError as error:
+        if str(where) in str(error):
+            raise
         raise type(error)(f"{where}: {error}") from None

@@ -32,7 +32,8 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = GGUFFile(path)
+        self.path = Path(path)
+        self._file = GGUFFile(self.path)
         try:
             self._map = read_layer_map(self._file)
         except CheckpointError:

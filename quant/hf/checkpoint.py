@@ -30,7 +30,8 @@ class HFCheckpoint:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._map: LayerMap = read_layer_map(Path(folder))
+        self.path = Path(folder)
+        self._map: LayerMap = read_layer_map(self.path)
         self.metadata: Mapping[str, Any] = self._map.config
         self.architecture = self._map.architecture
         self.eos_token_ids = self._map.eos_token_ids

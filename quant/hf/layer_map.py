@@ -48,13 +48,17 @@ def read_layer_map(folder: Path) -> LayerMap:
         UnsupportedFormatError: an architecture or a format that is not read.
         OSError: a file cannot be read.
     """
+    with located(folder):
+        return _sorted(folder)
+
+
+def _sorted(folder: Path) -> LayerMap:
     config = model_config.read_config(folder)
     with located(folder / "config.json"):
         sizes = model_config.sizes(config)
-    eos_token_ids = model_config.eos_token_ids(folder, config)
+        eos_token_ids = model_config.eos_token_ids(folder, config)
     quant, notes = read_quant_config(folder, config)
-    with located(folder):
-        format_ = announced(quant)
+    format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
     slots = decoder_slots(sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PlanRow, StepPlan
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.quant.checkpoint import open_checkpoint
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
 
@@ -27,11 +29,16 @@ KINDS = (
     *("q2_k", "q3_k_m", "q4_k_m", "q6_k", "iq4_nl", "iq4_xs"),
 )
 MODELS = [f"gguf_{kind}" for kind in KINDS]
+EXPECTED = {
+    key.removesuffix(".logits"): archive
+    for archive in sorted(GOLDEN.glob("*.npz"))
+    for key in np.load(archive)
+    if key.endswith(".logits")
+}
 
 
 def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
-    (path,) = folder.glob("*.gguf")
-    with GGUFCheckpoint(path) as checkpoint:
+    with open_checkpoint(next(folder.glob("*.gguf"), folder)) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
@@ -54,9 +61,22 @@ def test_logits_of_every_position_agree_with_transformers(name: str) -> None:
     ids = expected["input_ids"][0].tolist()
     executor = load(folder)
     got = torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
+    assert_close(got, expected["logits"][0])
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_logits_of_model_folders_agree_with_transformers(name: str) -> None:
+    archive = np.load(EXPECTED[name])
+    ids = archive[f"{name}.input_ids"][0].tolist()
+    executor = load(GOLDEN / name, dense_bytes=0)
+    got = torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
+    assert_close(got, torch.from_numpy(archive[f"{name}.logits"][0]))
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     # Both compute in float32; what is left is the order of sums over at most 256 terms, a dozen times over.
-    scale = expected["logits"].abs().max()
-    assert (got - expected["logits"][0]).abs().max() < 16 * torch.finfo(torch.float32).eps * 256**0.5 * scale
+    tolerance = 16 * torch.finfo(torch.float32).eps * 256**0.5 * expected.abs().max()
+    assert (got - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("name", MODELS)
