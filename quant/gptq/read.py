@@ -53,9 +53,9 @@ def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -
 def _scales(stored: torch.Tensor) -> torch.Tensor:
     """[G, N] → fp16 [N, G]."""
     scales = stored.t().half().contiguous()
-    finite = scales.isfinite()
-    if not finite.all():
-        row, group = (~finite).nonzero()[0].tolist()
+    lost = ~scales.isfinite() | ((scales == 0) & (stored.t() != 0))
+    if lost.any():
+        row, group = lost.nonzero()[0].tolist()
         raise CheckpointError(
             f"tensor 'scales' holds {stored[group, row].item()} at {[group, row]}, expected numbers that float16 has; "
             "fetch the file again"
