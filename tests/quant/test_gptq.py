@@ -153,7 +153,7 @@ def test_zero_points_of_a_symmetric_layer_tell_the_version(
     qzeros = layer.tensors(stored)["qzeros"]
     weight = load(tmp_path, layer, config(said, raw={"sym": True}), qzeros=qzeros)
     assert torch.equal(weight.dequantize(), layer.weights())
-    assert f"stored as {8 if stored == V2 else 7}, not as {said} does" in caplog.text
+    assert f"x stores its zero points as {8 if stored == V2 else 7}, not as {said} does" in caplog.text
     weight = load(tmp_path, layer, config(said, raw={"sym": False}), qzeros=qzeros)
     assert weight.zeros is not None
     assert weight.zeros.unique().tolist() == [9 if stored == V2 else 7]
@@ -220,7 +220,7 @@ def scale(value: float) -> torch.Tensor:
         ({"g_idx": order({0: 0})[:95]}, r"g_idx' is I32 \[95\], expected I32 or I64 \[96\]"),
         ({"g_idx": order({0: 0}).float()}, r"g_idx' is F32 \[96\], expected I32 or I64 \[96\]"),
         ({"scales": scale(float("nan"))}, r"tensor 'scales' holds nan at \[1, 5\]"),
-        ({"scales": scale(1e-12).bfloat16()}, r"tensor 'scales' holds .*e-13 at \[1, 5\], expected numbers"),
+        ({"scales": scale(1e-12).bfloat16()}, r"tensor 'scales' holds 1.*e-12 at \[1, 5\], expected numbers"),
         (
             {"scales": scale(70000.0)},
             r"tensor 'scales' holds 70000.0 at \[1, 5\], expected numbers that float16",
