@@ -56,6 +56,7 @@ def check(config: QuantConfig) -> None:
             f"{config.source}: GPTQ packed into {words} is not supported; what works: int32; quantise the model again"
         )
     _claims_symmetry(config)
+    _by_gptqmodel(config)
     for key in ("lm_head", "desc_act"):
         fields.flag(raw, key, False)
     _check_numbers(config)
@@ -149,10 +150,15 @@ def _version(config: QuantConfig) -> str:
     if config.method not in METHODS:
         return V1 if autoround.packing(config) in autoround.GPTQ_PACKINGS else V2
     version = _VERSIONS[config.format]
+    return V1_WORDS if version == V1 and _by_gptqmodel(config) else version
+
+
+def _by_gptqmodel(config: QuantConfig) -> bool:
+    """Whether gptqmodel wrote it, or AutoGPTQ's last commits, which it grew out of: releases state no format."""
     made_by = fields.section(config.raw, "meta").get("quantizer")
     makers = made_by if isinstance(made_by, list) else [made_by]
-    by_gptqmodel = any(isinstance(maker, str) and maker.lower().startswith("gptqmodel") for maker in makers)
-    return V1_WORDS if version == V1 and by_gptqmodel else version
+    named = any(isinstance(maker, str) and maker.lower().startswith("gptqmodel") for maker in makers)
+    return named or config.raw.get("checkpoint_format") is not None
 
 
 def _fitting_bits(module: Module) -> list[int]:

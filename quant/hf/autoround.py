@@ -8,40 +8,34 @@ from appliance.quant.hf.module import Advice, Layout, Module
 from appliance.quant.hf.quant_config import QuantConfig
 
 METHODS = ("auto-round", "intel/auto-round", "auto_round", "autoround")
-PREFIX = "auto_round"
-DEFAULT = "auto_gptq"
-GPTQ_PACKINGS = ("auto_gptq", "gptq")
-# None of a prefix, gptqmodel's and those named after old kernels store zero points as they are.
-GPTQ_V2_PACKINGS = ("", "gptqmodel", "exllamav2", "tritonv2")
-OTHER_PACKINGS = ("auto_awq", "awq", "llm_compressor")
+DEFAULT = "auto_round:auto_gptq"
+GPTQ_PACKINGS = (DEFAULT, "auto_round:gptq")
+# AutoRound's own, gptqmodel's and those named after old kernels store zero points as they are.
+GPTQ_V2_PACKINGS = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2")
+OTHER_PACKINGS = ("auto_round:auto_awq", "auto_round:awq", "auto_round:llm_compressor")
 _FLOAT_BITS = 16
 # Where a key of extra_config is a pattern, it is not the name of a layer.
 _PATTERN_CHARS = frozenset("*\\[(|^$+?")
 
 
 def packing(config: QuantConfig) -> str:
-    """What follows "auto_round:" in the packing format, "" for AutoRound's own."""
-    stated = config.format or fields.text(config.raw, "backend", "").lower().replace("autoround", PREFIX)
-    if not stated.startswith(PREFIX):
-        return stated if config.format else DEFAULT
-    return stated.removeprefix(PREFIX).removeprefix(":")
+    """What the tensors are packed as, under its new name where an old release called it a backend."""
+    backend = fields.text(config.raw, "backend", "").lower().replace("autoround", "auto_round")
+    return config.format or (backend if backend.startswith("auto_round") else DEFAULT)
 
 
 def check(config: QuantConfig) -> None:
     """Refuses weights that are not integers, and packings that are not known."""
-    works = [
-        PREFIX,
-        *(f"{PREFIX}:{name}" for name in (*GPTQ_PACKINGS, *GPTQ_V2_PACKINGS, *OTHER_PACKINGS) if name),
-    ]
     kind = fields.text(config.raw, "data_type", "int").lower()
     if not kind.startswith("int"):
         raise UnsupportedFormatError(
             f"{config.source}: AutoRound with weights of type {kind!r} is not supported; what works: 'int'"
         )
-    if packing(config) not in GPTQ_PACKINGS + GPTQ_V2_PACKINGS + OTHER_PACKINGS:
+    known = GPTQ_PACKINGS + GPTQ_V2_PACKINGS + OTHER_PACKINGS
+    if packing(config) not in known:
         raise UnsupportedFormatError(
-            f"{config.source}: AutoRound's packing {config.format!r} is not supported; what works: {', '.join(works)}; "
-            "export the model again in one of these"
+            f"{config.source}: AutoRound's packing {packing(config)!r} is not supported; what works: "
+            f"{', '.join(known)}; export the model again in one of these"
         )
     fields.flag(config.raw, "sym", True)
     for entry in (section := fields.section(config.raw, "extra_config")):

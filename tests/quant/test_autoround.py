@@ -69,6 +69,7 @@ def test_packings_of_other_formats_do_not_tell(tmp_path: Path, packing: str) -> 
         ),
         (config("auto_round:rrq"), UnsupportedFormatError, "packing 'auto_round:rrq' is not supported"),
         (config("mlx"), UnsupportedFormatError, "packing 'mlx' is not supported"),
+        (config("gptq"), UnsupportedFormatError, "packing 'gptq' is not supported"),
         (
             config("auto_round", data_type="mx_fp"),
             UnsupportedFormatError,

@@ -128,10 +128,11 @@ def test_borrows_of_whole_words_are_undone(tmp_path: Path) -> None:
     misread = load(tmp_path, layer, by_words, qzeros=layer.tensors(V1)["qzeros"])
     assert misread.zeros is not None
     assert not (misread.zeros.numpy() == layer.zeros).all()
-    meta = {"quantizer": "gptqmodel:0.9.0"}
-    weight = load(tmp_path, layer, config(raw={"meta": meta}))
-    assert weight.zeros is not None
-    assert (weight.zeros.numpy() == layer.zeros).all()
+    qzeros = layer.tensors(V1_WORDS)["qzeros"]
+    for raw in ({"meta": {"quantizer": "gptqmodel:0.9.0"}}, {"checkpoint_format": "gptq"}):
+        weight = load(tmp_path, layer, config(raw=raw), qzeros=qzeros)
+        assert weight.zeros is not None
+        assert (weight.zeros.numpy() == layer.zeros).all()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -152,7 +153,7 @@ def test_zero_points_of_a_symmetric_layer_tell_the_version(
     qzeros = layer.tensors(stored)["qzeros"]
     weight = load(tmp_path, layer, config(said, raw={"sym": True}), qzeros=qzeros)
     assert torch.equal(weight.dequantize(), layer.weights())
-    assert f"stored as {8 if stored == V2 else 7}, not as {said} does" in caplog.text
+    assert f"x stores its zero points as {8 if stored == V2 else 7}, not as {said} does" in caplog.text
     weight = load(tmp_path, layer, config(said, raw={"sym": False}), qzeros=qzeros)
     assert weight.zeros is not None
     assert weight.zeros.unique().tolist() == [9 if stored == V2 else 7]
@@ -219,6 +220,7 @@ def scale(value: float) -> torch.Tensor:
         ({"g_idx": order({0: 0})[:95]}, r"g_idx' is I32 \[95\], expected I32 or I64 \[96\]"),
         ({"g_idx": order({0: 0}).float()}, r"g_idx' is F32 \[96\], expected I32 or I64 \[96\]"),
         ({"scales": scale(float("nan"))}, r"tensor 'scales' holds nan at \[1, 5\]"),
+        ({"scales": scale(1e-12).bfloat16()}, r"tensor 'scales' holds 1.*e-12 at \[1, 5\], expected numbers"),
         (
             {"scales": scale(70000.0)},
             r"tensor 'scales' holds 70000.0 at \[1, 5\], expected numbers that float16",
@@ -294,6 +296,7 @@ def test_nobody_guesses_how_zero_points_are_stored(tmp_path: Path) -> None:
         ),
         ({"raw": {"sym": "yes"}}, CheckpointError, "'sym' is 'yes', expected true or false"),
         ({"raw": {"desc_act": 1}}, CheckpointError, "'desc_act' is 1, expected true or false"),
+        ({"raw": {"meta": "gptqmodel"}}, CheckpointError, "'meta' is 'gptqmodel', expected an object"),
         ({"raw": {"dynamic": []}}, CheckpointError, "'dynamic' is an array of 0, expected an object"),
         ({"raw": {"dynamic": {"x": 4}}}, CheckpointError, "'x' is 4, expected an object"),
         ({"raw": {"dynamic": {"x": {"bits": 16}}}}, UnsupportedFormatError, "GPTQ with 16 bits"),
