@@ -49,7 +49,7 @@ def _skipped(config: QuantConfig) -> list[str]:
 def layout(module: Module, config: QuantConfig) -> Layout | None:
     """Raises UnsupportedFormatError for other widths than four bits, CheckpointError for a broken layer."""
     variant = _variant(module)
-    if variant == GEMM and config.method.endswith("auto-round") and not _announced(config):
+    if variant == GEMM and "round" in config.method and not _announced(config):
         # AutoRound's own packing has neither g_idx nor a shape that reshaping would not make gemm's.
         return None
     if variant is None:
@@ -126,8 +126,8 @@ def _gemv_fast(module: Module, config: QuantConfig) -> Layout:
     size, width = _padded(module, config, axis=0)
     # The name that the research code and early AutoAWQ gave them.
     zeros = "scaled_zeros" if "scaled_zeros" in module.tensors else "qzeros"
-    module.expect(zeros, _SCALES, (8 * width, rows))
-    module.expect("scales", _SCALES, (8 * width, rows))
+    scales = module.expect("scales", _SCALES, (8 * width, rows))
+    module.expect(zeros, (scales.dtype,), (8 * width, rows))
     return _layout(module, GEMV_FAST, size, Mode.ZP, ("qweight", zeros, "scales"))
 
 

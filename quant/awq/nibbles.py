@@ -24,7 +24,7 @@ def transpose_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor
     rows, width = words.shape
     out = words.new_empty(width, 8, rows // 8)
     size = max(1, CHUNK_WORDS // (width * _CHUNK_ROWS)) * _CHUNK_ROWS
-    for chunk, target in zip(words.split(size), out.split(size // 8, dim=2), strict=True):
+    for chunk, target in zip(torch.split(words, size), torch.split(out, size // 8, dim=2), strict=True):
         octets = chunk.view(-1, 8, width)
         transpose_squares(octets)
         for nibble, place in enumerate(order):

@@ -56,7 +56,7 @@ def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     words = fetch("qweight").view(torch.int32).view(rows // 4, columns // 64, 4, 2, 4)
     codes = words.new_empty(rows, columns // 32, 4)
     size = max(1, CHUNK_WORDS // (columns // 2))
-    for chunk, target in zip(words.split(size), codes.split(4 * size), strict=True):
+    for chunk, target in zip(torch.split(words, size), torch.split(codes, 4 * size), strict=True):
         quads = chunk.permute(4, 0, 2, 1, 3).contiguous().view(1, 4, -1)
         pair_nibbles(quads)
         transpose_squares(quads)
@@ -83,7 +83,8 @@ def read_marlin(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     tiles = columns // 16
     codes = torch.empty(rows // 64, 4, 2, 8, tiles, 2, dtype=torch.int32)
     size = max(1, CHUNK_WORDS // (tiles * 128))
-    for chunk, target in zip(fetch("qweight").split(128 * size, dim=1), codes.split(size), strict=True):
+    chunks = torch.split(fetch("qweight"), 128 * size, dim=1)
+    for chunk, target in zip(chunks, torch.split(codes, size), strict=True):
         quads = chunk.t().contiguous().view(-1, 4, 4 * tiles)
         pair_nibbles(quads)
         transpose_squares(quads)
@@ -120,9 +121,10 @@ def _tensor(
     """Of int32 words in the order of the codes; without zero points where all of them are the middle."""
     scheme = _scheme(layout)
     half = scales.half().contiguous()
-    if not bool(half.isfinite().all()) or not bool(half.any()):
+    if not bool(half.isfinite().all()) or not torch.equal(half != 0, scales != 0) or not bool(half.any()):
+        least, most = (float(bound) for bound in scales.float().abs().aminmax())
         raise CheckpointError(
-            "scales are all zero, not finite, or not so in float16, expected finite numbers"
+            f"scales reach from {least:g} to {most:g}, expected numbers that float16 holds, not all of them zero"
         )
     if zeros is None or bool((zeros == 1 << (scheme.bits - 1)).all()):
         zeros, scheme = None, replace(scheme, mode=Mode.SYM)

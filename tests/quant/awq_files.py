@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 
 from appliance.quant.hf.file import read_header
 from appliance.quant.hf.module import Module
@@ -16,7 +17,7 @@ Tensors = dict[str, np.ndarray]
 
 def pack_gemm(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> Tensors:
     """Words along the outputs, whose nibbles hold the even ones first."""
-    return {"qweight": _interleaved(codes.T), "qzeros": _interleaved(zeros.T), "scales": _copy(scales.T)}
+    return {"qweight": _interleaved(codes.T), "qzeros": _interleaved(zeros.T), "scales": scales.T}
 
 
 def pack_gemv(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, width: int) -> Tensors:
@@ -64,12 +65,17 @@ def pack_marlin(codes: np.ndarray, scales: np.ndarray) -> Tensors:
     whole = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
     order = whole if scales.shape[1] == 1 else grouped
     stored = scales.T.reshape(-1, len(order))[:, order].reshape(-1, rows)
-    return {"qweight": qweight.view(np.int32), "scales": _copy(stored)}
+    return {"qweight": qweight.view(np.int32), "scales": stored}
 
 
-def write_module(path: Path, tensors: Mapping[str, np.ndarray], shape: tuple[int, int]) -> Module:
+def write_module(
+    path: Path, tensors: Mapping[str, np.ndarray | torch.Tensor], shape: tuple[int, int]
+) -> Module:
     """A file with the tensors of one layer, "layer"."""
-    save_file({f"layer.{suffix}": _copy(tensor) for suffix, tensor in tensors.items()}, path)
+    named = {f"layer.{suffix}": torch.as_tensor(tensor) for suffix, tensor in tensors.items()}
+    save_file(
+        {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}, path
+    )
     infos = {name.removeprefix("layer."): info for name, info in read_header(path).items()}
     return Module("layer", shape, infos)
 
@@ -87,7 +93,3 @@ def _words(values: np.ndarray) -> np.ndarray:
     for column in range(values.shape[1]):
         words[:, column // 8] |= values[:, column].astype(np.uint32) << column % 8 * 4
     return words.view(np.int32)
-
-
-def _copy(array: np.ndarray) -> np.ndarray:
-    return np.array(array, order="C")

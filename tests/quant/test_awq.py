@@ -204,7 +204,16 @@ def test_words_of_autoround_are_not_taken_for_gemm(tmp_path: Path) -> None:
     assert awq.layout(module, config(method="auto-round", format="auto_round:auto_awq")) is not None
 
 
-def test_other_names_and_types_of_the_same(tmp_path: Path) -> None:
+def test_scales_in_bfloat16_are_computed_with_in_float16(tmp_path: Path) -> None:
+    data = values(32, 96, 32)
+    tensors: dict[str, Any] = pack(awq.GEMM, data, 0)
+    tensors["scales"] = torch.from_numpy(tensors["scales"].copy()).bfloat16()
+    weight = read(tmp_path, tensors, (32, 96), config())[1]
+    assert weight.scales.dtype is torch.float16
+    assert weight.scales.tolist() == tensors["scales"].t().tolist()
+
+
+def test_other_names_of_the_same(tmp_path: Path) -> None:
     data = values(12, 192, 64)
     tensors = pack(awq.GEMV_FAST, data, 2)
     tensors["scaled_zeros"] = tensors.pop("qzeros")
@@ -250,10 +259,17 @@ def test_tensors_of_another_shape_or_type_are_named(variant: str, tmp_path: Path
 def test_what_the_numbers_contradict(tmp_path: Path) -> None:
     rows, columns, size, width = SMALL[awq.GEMM]
     scales = pack(awq.GEMM, values(rows, columns, size), width)["scales"]
-    for bad in (np.nan, np.inf):
-        assert "finite" in broken(tmp_path, awq.GEMM, scales=np.where(np.arange(rows) == 3, bad, scales))
-    assert "all zero" in broken(tmp_path, awq.GEMM, scales=np.zeros_like(scales))
+    for bad, reach in ((np.nan, "from nan to nan"), (np.inf, "to inf")):
+        broken_scales = np.where(np.arange(rows) == 3, bad, scales).astype(np.float16)
+        assert f"{reach}, expected" in broken(tmp_path, awq.GEMM, scales=broken_scales)
+    assert "from 0 to 0, expected" in broken(tmp_path, awq.GEMM, scales=np.zeros_like(scales))
+    for bad in (1e-9, 1e5):
+        beyond = torch.full(scales.shape, 0.5, dtype=torch.bfloat16)
+        beyond[-1, -1] = bad
+        assert "expected numbers that float16 holds" in broken(tmp_path, awq.GEMM, scales=beyond)
     tensors = pack(awq.GEMV_FAST, values(*SMALL[awq.GEMV_FAST][:3]), SMALL[awq.GEMV_FAST][3])
+    mistyped = torch.from_numpy(tensors["qzeros"].copy()).view(torch.bfloat16)
+    assert "is BF16 [16, 12], expected F16 [16, 12]" in broken(tmp_path, awq.GEMV_FAST, qzeros=mistyped)
     assert "zero point of -1, expected 0 to 15" in broken(tmp_path, awq.GEMV_FAST, qzeros=tensors["scales"])
     assert "zero point of 16" in broken(tmp_path, awq.GEMV_FAST, qzeros=-16 * tensors["scales"])
     assert "zero point of nan" in broken(tmp_path, awq.GEMV_FAST, qzeros=tensors["qzeros"] * np.nan)
