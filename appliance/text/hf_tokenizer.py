@@ -15,7 +15,7 @@ from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, located
 from appliance.quant.hf import model_config
 from appliance.quant.hf.json_file import read_json
-from appliance.text.hf_decoder import Decoder, read_decoder
+from appliance.text.hf_decoder import read_decoder
 from appliance.text.hf_parts import steps
 from appliance.text.hf_template import read_template
 from appliance.text.hf_tokens import Tokens, read_tokens, without_special
@@ -82,12 +82,14 @@ def _vocabulary(
     plain = _built(without_special(definition, tokens.special))
     plain.encode_special_tokens = True
     texts = _texts(parsing, tokens, vocab_size)
-    named_ids = {name: _named_id(parsing, tokens, name) for name in ("bos_token", "eos_token")}
-    eos_id = named_ids["eos_token"]
+    ids = {text: index for index, text in texts.items()}
+    bos_id, eos_id = (_named_id(ids, tokens, name) for name in ("bos_token", "eos_token"))
     all_eos = tuple(sorted({*eos_ids, *([] if eos_id is None else [eos_id])}))
-    bos_id, adds_bos = _beginning(parsing, named_ids["bos_token"], all_eos)
-    with located("tokenizer_config.json"):
-        adds_bos = fields.flag(config, "add_bos_token", adds_bos)
+    bos_id, adds_bos = _beginning(parsing, bos_id, all_eos)
+    if parsing.post_processor is None:
+        # Else that decides, as in transformers, which overlooks the flag.
+        with located("tokenizer_config.json"):
+            adds_bos = fields.flag(config, "add_bos_token", False)
     decoder = read_decoder(steps(parsing.decoder))
     control = {index: text for index, text in texts.items() if text in tokens.special}
     token_bytes = {
@@ -95,6 +97,7 @@ def _vocabulary(
         for index, text in texts.items()
         if index not in control
     }
+    keeps_bytes = decoder.byte_level or definition["model"].get("byte_fallback") is True
     longest = max(map(len, (*token_bytes.values(), *(text.encode() for text in control.values()))), default=1)
     return Vocabulary(
         token_bytes=token_bytes,
@@ -105,7 +108,7 @@ def _vocabulary(
         eos_token_ids=all_eos,
         bos_token_id=bos_id,
         adds_bos=adds_bos,
-        longest_token_bytes=min(longest * _most_bytes_per_byte(parsing, tokens, decoder), sys.maxsize),
+        longest_token_bytes=min(longest * _most_bytes_per_byte(parsing, tokens, keeps_bytes), sys.maxsize),
         chat_template=template,
         named_tokens=tokens.named,
         prefixes_space=decoder.drops_space,
@@ -142,9 +145,9 @@ def _texts(tokenizer: Any, tokens: Tokens, vocab_size: int) -> dict[int, str]:
     return texts
 
 
-def _named_id(tokenizer: Any, tokens: Tokens, name: str) -> int | None:
+def _named_id(ids: Mapping[str, int], tokens: Tokens, name: str) -> int | None:
     text = tokens.named.get(name)
-    index: int | None = None if text is None else tokenizer.token_to_id(text)
+    index = None if text is None else ids.get(text)
     if text is not None and index is None:
         raise CheckpointError(f"{name} is {text!r}, but the vocabulary has no such token")
     return index
@@ -178,15 +181,14 @@ def _beginning(tokenizer: Any, bos_id: int | None, eos_ids: tuple[int, ...]) -> 
     return (before[0] if before else bos_id), bool(before)
 
 
-def _most_bytes_per_byte(tokenizer: Any, tokens: Tokens, decoder: Decoder) -> int:
+def _most_bytes_per_byte(tokenizer: Any, tokens: Tokens, keeps_bytes: bool) -> int:
     """How much longer than what a token stands for the text may be that it is made of."""
     takes_whitespace = any(entry["lstrip"] or entry["rstrip"] for entry in tokens.added.values())
-    falls_back = decoder.byte_level or getattr(tokenizer.model, "byte_fallback", False)
     keeps_all = all(
         step["type"] in _KEEPING and step.get("behavior") != "Removed"
         for step in steps(tokenizer.pre_tokenizer)
     )
-    if takes_whitespace or not falls_back or not keeps_all:
+    if takes_whitespace or not keeps_bytes or not keeps_all:
         return sys.maxsize
     factor = 1
     for step in steps(tokenizer.normalizer):

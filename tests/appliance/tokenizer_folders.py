@@ -22,7 +22,7 @@ def byte_level(corpus: Iterable[str]) -> dict[str, Any]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterable(
+    tokenizer.train_from_iterator(
         corpus, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     )
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
@@ -70,8 +70,8 @@ def unigram(corpus: Iterable[str]) -> dict[str, Any]:
 
 def write_folder(folder: Path, definition: dict[str, Any], **files: Any) -> Path:
     """A model folder as far as a tokeniser's reader looks at it; `files` are JSON files by their stems."""
-    added = [token["id"] for token in definition["added_tokens"]]
-    vocab_size = max(len(definition["model"]["vocab"]), *(index + 1 for index in added)) + 5
+    ids = [len(definition["model"]["vocab"]) - 1, *(token["id"] for token in definition["added_tokens"])]
+    vocab_size = max(ids) + 1 + 5
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocab_size}
     written = {
         "config": {},
@@ -88,10 +88,9 @@ def write_folder(folder: Path, definition: dict[str, Any], **files: Any) -> Path
 
 
 def _train(tokenizer: Tokenizer, corpus: Iterable[str]) -> None:
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=[*SPECIAL, *BYTES], limit_alphabet=90, show_progress=False
-    )
-    tokenizer.train_from_iterable(corpus, trainer)
+    """On the ASCII of it: other characters are spelled by their bytes."""
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[*SPECIAL, *BYTES], show_progress=False)
+    tokenizer.train_from_iterator((text for text in corpus if text.isascii()), trainer)
 
 
 def _without_added_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
