@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.models import BPE, Unigram
 
 from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, located
@@ -18,7 +17,7 @@ from appliance.quant.hf.json_file import read_json
 from appliance.text.hf_decoder import read_decoder
 from appliance.text.hf_parts import steps
 from appliance.text.hf_template import read_template
-from appliance.text.hf_tokens import Tokens, read_tokens, without_special
+from appliance.text.hf_tokens import Tokens, read_tokens, spelled_by_model, without
 from appliance.text.vocabulary import Vocabulary
 
 # Pre-tokenisers that keep all of a text, unless told to remove what they find.
@@ -56,11 +55,25 @@ def _if_there(path: Path) -> dict[str, Any]:
 
 
 def _checked(definition: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
-    """The definition with all added tokens, and without what shortens, lengthens or varies a text's ids."""
-    model = {**definition["model"], "dropout": None}
+    """The definition with all added tokens, and without what shortens, lengthens or varies a text's ids.
+
+    Raises:
+        CheckpointError: it could not encode every text.
+        UnsupportedFormatError: a kind of model that is not known.
+    """
+    model = definition["model"]
+    kind = model.get("type", "BPE")  # Old files leave it out.
+    if kind not in ("BPE", "Unigram"):
+        raise UnsupportedFormatError(f"tokeniser model {kind!r} is not supported; what works: BPE, Unigram")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise UnsupportedFormatError(
+            "tokenizer.json: tokens with a prefix or suffix of their own are not supported"
+        )
+    if isinstance(model["vocab"], list) and type(model.get("unk_id")) is not int:
+        raise CheckpointError(f"tokenizer.json: model.unk_id is {model.get('unk_id')!r:.80}, expected an id")
     return {
         **definition,
-        "model": model,
+        "model": {**model, "type": kind, "dropout": None},
         "added_tokens": list(tokens.added.values()),
         "truncation": None,
         "padding": None,
@@ -76,16 +89,13 @@ def _vocabulary(
     template: str | None,
 ) -> Vocabulary:
     parsing = _built(definition)
-    if not isinstance(parsing.model, BPE | Unigram):
-        kind = type(parsing.model).__name__
-        raise UnsupportedFormatError(f"tokeniser model {kind!r} is not supported; what works: BPE, Unigram")
-    plain = _built(without_special(definition, tokens.special))
-    plain.encode_special_tokens = True
     texts = _texts(parsing, tokens, vocab_size)
     ids = {text: index for index, text in texts.items()}
     bos_id, eos_id = (_named_id(ids, tokens, name) for name in ("bos_token", "eos_token"))
     all_eos = tuple(sorted({*eos_ids, *([] if eos_id is None else [eos_id])}))
     bos_id, adds_bos = _beginning(parsing, bos_id, all_eos)
+    if bos_id is not None and bos_id not in texts:
+        raise CheckpointError(f"tokenizer.json: the post-processor's token {bos_id} is not in the vocabulary")
     if parsing.post_processor is None:
         # Else that decides, as in transformers, which overlooks the flag.
         with located("tokenizer_config.json"):
@@ -102,7 +112,7 @@ def _vocabulary(
     return Vocabulary(
         token_bytes=token_bytes,
         control=control,
-        plain=plain,
+        plain=_plain(definition, tokens, parsing),
         parsing=parsing,
         vocab_size=vocab_size,
         eos_token_ids=all_eos,
@@ -123,6 +133,20 @@ def _built(definition: Mapping[str, Any]) -> Any:
         raise CheckpointError(
             f"tokenizer.json: the tokenizers library refuses it ({error}); fetch the file again"
         ) from None
+
+
+def _plain(definition: Mapping[str, Any], tokens: Tokens, parsing: Any) -> Any:
+    """The tokeniser that takes special tokens for text."""
+    hidden = spelled_by_model(definition, tokens.special)
+    if hidden:
+        plain = _built(without(definition, hidden))
+    else:
+        # Shares the model with the other, which is most of the memory and of the time.
+        plain = tokenizers.Tokenizer(parsing.model)
+        plain.normalizer, plain.pre_tokenizer = parsing.normalizer, parsing.pre_tokenizer
+        plain.add_tokens([token for _, token in sorted(parsing.get_added_tokens_decoder().items())])
+    plain.encode_special_tokens = True
+    return plain
 
 
 def _texts(tokenizer: Any, tokens: Tokens, vocab_size: int) -> dict[int, str]:
@@ -172,7 +196,10 @@ def _beginning(tokenizer: Any, bos_id: int | None, eos_ids: tuple[int, ...]) -> 
             if "Sequence" in piece:
                 side = after
             else:
-                side += step["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+                name = piece["SpecialToken"]["id"]
+                if name not in step["special_tokens"]:
+                    raise CheckpointError(f"tokenizer.json: the post-processor's token {name!r} has no ids")
+                side += step["special_tokens"][name]["ids"]
     if len(before) > 1 or not set(after) <= set(eos_ids) or (before and bos_id not in (None, *before)):
         raise UnsupportedFormatError(
             f"the post-processor puts tokens {before} before and {after} after a text; "

@@ -74,15 +74,27 @@ def read_tokens(
     )
 
 
-def without_special(definition: Mapping[str, Any], special: frozenset[str]) -> dict[str, Any]:
-    """A tokeniser with the same ids whose model never makes a special token of a text.
+def spelled_by_model(definition: Mapping[str, Any], special: frozenset[str]) -> frozenset[str]:
+    """The special tokens that the model itself may make of a text, though `encode_special_tokens` is set.
 
-    `encode_special_tokens` alone does not promise that: the model's own vocabulary may hold special tokens.
+    They are in its vocabulary, and it takes any piece (Unigram), any whole word (`ignore_merges`), or pairs.
+    """
+    model = definition["model"]
+    known = special & _vocabulary(definition).keys()
+    if isinstance(model["vocab"], list) or model.get("ignore_merges"):
+        return known
+    single = {text for text in known if len(text) == 1}
+    return frozenset(single | (known & {_parts(merge)[2] for merge in model["merges"]})) if known else known
+
+
+def without(definition: Mapping[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
+    """A tokeniser with the same ids whose model makes none of some tokens.
+
     They get names that no text leads to, since a space becomes another character before the model sees it.
     """
     model = dict(definition["model"])
     ids = _vocabulary(definition)
-    renamed = {text: f" {ids[text]}" for text in special if text in ids}
+    renamed = {text: f" {ids[text]}" for text in hidden}
     if isinstance(model["vocab"], dict):
         model["vocab"] = {renamed.get(text, text): index for text, index in ids.items()}
         model["merges"] = [merge for merge in model["merges"] if renamed.keys().isdisjoint(_parts(merge))]

@@ -32,6 +32,7 @@ def replaced(**parts: Any) -> dict[str, Any]:
 
 WORDS = {"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "##", "vocab": {"x": 0},
          "max_input_chars_per_word": 9}  # fmt: skip
+SUFFIXED = {"type": "BPE", "end_of_word_suffix": "</w>", "vocab": {"a": 0}, "merges": []}
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 BOS = {"id": "<s>", "ids": [400, 401], "tokens": ["<|endoftext|>", "<|im_start|>"]}
 BEGIN_TWICE = {
@@ -40,6 +41,8 @@ BEGIN_TWICE = {
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
     "special_tokens": {"<s>": BOS},
 }
+BEGIN_NOWHERE = BEGIN_TWICE | {"special_tokens": {"<s>": BOS | {"ids": [407], "tokens": ["?"]}}}
+BEGIN_UNKNOWN = BEGIN_TWICE | {"special_tokens": {}}
 BERT = {"type": "BertProcessing", "sep": ["a", 64], "cls": ["b", 65]}
 
 
@@ -47,6 +50,7 @@ BERT = {"type": "BertProcessing", "sep": ["a", 64], "cls": ["b", 65]}
     ("parts", "message"),
     [
         ({"model": WORDS, "added_tokens": []}, "tokeniser model 'WordPiece' is not supported"),
+        ({"model": SUFFIXED, "added_tokens": []}, "a prefix or suffix of their own"),
         ({"decoder": None}, "decoder none is not supported"),
         ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "decoder WordPiece"),
         ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "decoder BPEDecoder"),
@@ -64,6 +68,7 @@ def test_what_is_not_known_is_named(tmp_path: Path, parts: dict[str, Any], messa
     assert str(tmp_path) in str(caught.value)
 
 
+UNIGRAM = {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None, "byte_fallback": False}
 THINK = {"id": 403, "content": "<think>"}
 
 
@@ -75,6 +80,9 @@ THINK = {"id": 403, "content": "<think>"}
         ({"tokenizer": replaced(model={"vocab": {"a": "b"}})}, "model.vocab is missing or malformed"),
         ({"tokenizer": replaced(model={"vocab": [["a"]]})}, "model.vocab is missing or malformed"),
         ({"tokenizer": replaced(normalizer={"type": "Magic"})}, "the tokenizers library refuses it"),
+        ({"tokenizer": replaced(post_processor=BEGIN_NOWHERE)}, "post-processor's token 407 is not in"),
+        ({"tokenizer": replaced(post_processor=BEGIN_UNKNOWN)}, "post-processor's token '<s>' has no ids"),
+        ({"tokenizer": replaced(model=UNIGRAM, added_tokens=[])}, "model.unk_id is None, expected an id"),
         ({"tokenizer": replaced(added_tokens={})}, None),
         ({"tokenizer": replaced(added_tokens={"a": 1})}, "added_tokens is a dict"),
         ({"tokenizer": replaced(added_tokens=[3])}, "added_tokens[0] is 3"),

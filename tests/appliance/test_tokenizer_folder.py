@@ -119,6 +119,23 @@ def test_text_never_becomes_a_control_token_unless_it_may(pair: Pair) -> None:
             assert pair.ours.decode(plain) == pair.normal(around)
 
 
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_merges_make_no_control_tokens(tmp_path: Path, whole_words: bool) -> None:
+    definition = llama2(CORPUS)
+    model = definition["model"]
+    for text in ("<", ">", "s>", "\u2581<s>"):
+        model["vocab"].setdefault(text, len(model["vocab"]))
+    model["ignore_merges"] = whole_words
+    model["merges"] = [["s", ">"], ["<", "s>"], ["▁", "<s>"], *model["merges"]]
+    folder = write_folder(tmp_path, definition, tokenizer_config=LLAMA_NAMES)
+    tokenizer = Tokenizer.load(folder)
+    assert 1 in tokenizer.encode("<s>a", parse_special=True, add_bos=False)
+    for text in ("<s>", "a<s>b", "<s><s>", "<unk>"):
+        ids = tokenizer.encode(text, parse_special=False, add_bos=False)
+        assert not {0, 1, 2} & set(ids)
+        assert tokenizer.decode(ids) == text
+
+
 def test_other_added_tokens_are_found_always(tmp_path: Path) -> None:
     both = Pair(written(tmp_path, byte_level, QWEN_NAMES))
     [think] = both.theirs.encode("<think>")
