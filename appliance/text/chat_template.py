@@ -34,12 +34,12 @@ class ChatTemplate:
 
     Args:
         source: the template, None where the model has none: then `render` refuses.
-        bos: the text of the model's BOS token, "" for none; templates know it as `bos_token`.
-        eos: the same of its EOS token.
+        named_tokens: the text of the tokens that templates know by a name. `bos_token` and `eos_token` are ""
+            where the model has none.
     """
 
-    def __init__(self, source: str | None, bos: str = "", eos: str = "") -> None:
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+    def __init__(self, source: str | None, named_tokens: Mapping[str, str] | None = None) -> None:
+        self._tokens = {"bos_token": "", "eos_token": "", **(named_tokens or {})}
         self._template: jinja2.Template | None = None
         self._refusal = ""
         if source is None:
@@ -59,12 +59,7 @@ class ChatTemplate:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
         """The template that came with the tokeniser."""
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
-        return cls(
-            tokenizer.chat_template,
-            bos="" if bos is None else tokenizer.token_text(bos),
-            eos=tokenizer.token_text(eos[0]) if eos else "",
-        )
+        return cls(tokenizer.chat_template, tokenizer.named_tokens)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any

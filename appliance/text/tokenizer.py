@@ -1,133 +1,56 @@
-"""Text to token ids and back, built from the tokeniser that a GGUF file carries. No torch.
-
-Byte-level BPE (`tokenizer.ggml.model` = `gpt2`). `tokenizer.ggml.pre` names how text is cut before merging;
-a name that is not known is refused: a guess would quietly give other ids than the model was trained on.
-"""
+"""Text to token ids and back, by the tokeniser that a model carries. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import tokenizers
-from tokenizers import AddedToken, Regex, pre_tokenizers
-from tokenizers.models import BPE
-
-from appliance.quant import fields
-from appliance.quant.errors import CheckpointError, UnsupportedFormatError
-from appliance.quant.gguf import metadata as meta
-from appliance.quant.gguf.file import GGUFFile
-
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-
-# As in Llama 3's tokenizer.json.
-_LLAMA3_REGEX = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _PreTokenizer:
-    """How text is cut before merging, and what goes with it where the metadata is silent."""
-
-    steps: tuple[Any, ...]
-    adds_bos: bool = False
-    ignores_merges: bool = False
-
-
-_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-_PRE_TOKENIZERS = {
-    "gpt-2": _PreTokenizer((_BYTE_LEVEL,)),
-    "smollm": _PreTokenizer((pre_tokenizers.Digits(individual_digits=True), _BYTE_LEVEL)),
-    "llama-bpe": _PreTokenizer(
-        (
-            pre_tokenizers.Split(Regex(_LLAMA3_REGEX), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ),
-        adds_bos=True,
-        ignores_merges=True,
-    ),
-}
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's stand-ins for bytes: printable Latin-1 stands for itself, the rest follows from U+0100."""
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = [byte for byte in range(256) if byte not in itself]
-    stand_ins = {chr(byte): byte for byte in itself}
-    return stand_ins | {chr(256 + index): byte for index, byte in enumerate(shifted)}
-
-
-_BYTES = _byte_characters()
+from appliance.text.gguf_tokenizer import read_gguf
+from appliance.text.hf_tokenizer import read_folder
+from appliance.text.vocabulary import Vocabulary
 
 
 class Tokenizer:
     """The tokeniser of one model. Safe to use from several threads.
 
     Attributes:
-        vocab_size: ids run from 0 to this, exclusive.
+        vocab_size: ids run from 0 to this, exclusive. The last may be padding, which stands for nothing.
         eos_token_ids: every token that ends generation, sorted.
         bos_token_id: the token that begins a text, None where the model has none.
-        adds_bos: whether `encode` puts it there unless told otherwise.
+        adds_bos: whether `encode` puts it there unless told otherwise. Nothing is ever put after a text.
         longest_token_bytes: no token stands for more of a text than this.
-        chat_template: source of the model's template, None where the file has none.
+        chat_template: source of the model's template, None where it has none.
+        named_tokens: the text of tokens that templates know by a name, such as `bos_token`.
     """
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        """See `from_gguf`."""
-        model, pre = fields.text(metadata, "tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-        if model != "gpt2":
-            raise UnsupportedFormatError(f"tokeniser model {model!r} is not supported; what works: gpt2")
-        if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-            known = ", ".join(sorted(_PRE_TOKENIZERS))
-            raise UnsupportedFormatError(f"pre-tokeniser {pre!r} is not supported; what works: {known}")
-        rules = _PRE_TOKENIZERS[pre]
-        self._tokens = fields.strings(metadata, meta.TOKENS_KEY)
-        self._types = _types(metadata, len(self._tokens))
-        self.vocab_size = len(self._tokens)
-        self.eos_token_ids = meta.eos_token_ids(metadata)
-        self.bos_token_id = meta.token_id(metadata, "tokenizer.ggml.bos_token_id", self.vocab_size)
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", rules.adds_bos)
-        self.adds_bos = adds_bos is True and self.bos_token_id is not None
-        self.chat_template = (
-            fields.text(metadata, "tokenizer.chat_template")
-            if "tokenizer.chat_template" in metadata
-            else None
-        )
-        # A character of an ordinary token stands for one byte.
-        self.longest_token_bytes = max(
-            len(text.encode() if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) else text)
-            for text, kind in zip(self._tokens, self._types, strict=True)
-        )
-        bpe = _bpe(self._tokens, fields.strings(metadata, "tokenizer.ggml.merges"), rules.ignores_merges)
-        user_defined = self._added(_USER_DEFINED, special=False)
-        special = self._added(_CONTROL, special=True) + self._added(_UNKNOWN, special=True)
-        self._plain = _tokenizer(bpe, rules, user_defined)
-        self._parsing = _tokenizer(bpe, rules, user_defined + special)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = vocabulary.vocab_size
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.bos_token_id = vocabulary.bos_token_id
+        self.adds_bos = vocabulary.adds_bos and vocabulary.bos_token_id is not None
+        self.longest_token_bytes = vocabulary.longest_token_bytes
+        self.chat_template = vocabulary.chat_template
+        self.named_tokens = vocabulary.named_tokens
+        self._bytes, self._control = vocabulary.token_bytes, vocabulary.control
+        self._plain, self._parsing = vocabulary.plain, vocabulary.parsing
+        self._prefixes_space = vocabulary.prefixes_space
 
     @classmethod
-    def from_gguf(cls, source: str | Path | Mapping[str, Any]) -> Tokenizer:
-        """From a GGUF file, or from the metadata of one that is already open.
+    def load(cls, path: str | Path) -> Tokenizer:
+        """From a GGUF file or a model folder.
 
         Raises:
-            CheckpointError: the vocabulary is missing or contradicts itself.
-            UnsupportedFormatError: a tokeniser model or pre-tokeniser that is not known.
+            CheckpointError: a file is missing or damaged, or the vocabulary contradicts itself.
+            UnsupportedFormatError: a kind of tokeniser that is not known.
+            OSError: a file cannot be read.
         """
-        if isinstance(source, Mapping):
-            return cls(source)
-        with GGUFFile(source) as file:
-            try:
-                return cls(file.metadata)
-            except CheckpointError as error:
-                raise type(error)(f"{source}: {error}") from None
+        return cls(read_folder(Path(path)) if Path(path).is_dir() else read_gguf(path))
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
         """The ids of a text.
 
-        Bytes that the vocabulary lacks are left out, as llama.cpp does; lone surrogates become U+FFFD.
+        Bytes that the vocabulary lacks are left out, as llama.cpp does, or become the unknown token where a
+        folder's tokeniser says so; lone surrogates become U+FFFD.
 
         Args:
             parse_special: whether the text of a control token, such as `<|im_end|>`, becomes that token.
@@ -136,19 +59,16 @@ class Tokenizer:
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        tokenizer = self._parsing if parse_special else self._plain
         # Unlike `encode`, this lets other threads run meanwhile: a long text takes seconds.
-        (encoded,) = (self._parsing if parse_special else self._plain).encode_batch_fast([text])
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoded.ids
         wanted = self.adds_bos if add_bos is None else add_bos
         return [self.bos_token_id, *ids] if wanted and self.bos_token_id is not None else ids
 
     def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word as it is written at the start of a text and after a space."""
-        found = dict.fromkeys(
-            tuple(self.encode(text, parse_special=False, add_bos=False))
-            for word in words
-            for text in (word, f" {word}")
-        )
+        """The ids of each word as a continuation writes it: right away, and after a space."""
+        found = dict.fromkeys(self._inner_ids(text) for word in words for text in (word, f" {word}"))
         return tuple(ids for ids in found if ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -159,16 +79,7 @@ class Tokenizer:
         """
         if not 0 <= token_id < self.vocab_size:
             raise IndexError(f"token id {token_id}, but the vocabulary has {self.vocab_size} tokens")
-        kind, text = self._types[token_id], self._tokens[token_id]
-        if kind in (_CONTROL, _UNKNOWN):
-            return b""
-        if kind == _USER_DEFINED:
-            return text.encode("utf-8")
-        try:
-            return bytes([_BYTES[character] for character in text])
-        except KeyError:
-            # Padding entries and the like are written as they are.
-            return text.encode("utf-8")
+        return self._bytes.get(token_id, b"")
 
     def token_text(self, token_id: int) -> str:
         """How a token is written in a prompt, control tokens included: what a chat template puts for it.
@@ -176,50 +87,23 @@ class Tokenizer:
         Raises:
             IndexError: the id is not in the vocabulary.
         """
-        if 0 <= token_id < self.vocab_size and self._types[token_id] in (_CONTROL, _UNKNOWN):
-            return self._tokens[token_id]
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        written = self._control.get(token_id)
+        return self.token_bytes(token_id).decode("utf-8", "replace") if written is None else written
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are not UTF-8 become U+FFFD.
+        """A whole text, from its first token on; bytes that are not UTF-8 become U+FFFD.
+
+        A tokeniser that puts a space before every text takes it off again here. What continues a text keeps
+        it: that is for `TextStream`.
 
         Raises:
             IndexError: an id is not in the vocabulary.
         """
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+        text = b"".join(map(self.token_bytes, ids))
+        return (text.removeprefix(b" ") if self._prefixes_space else text).decode("utf-8", "replace")
 
-    def _added(self, kind: int, *, special: bool) -> list[AddedToken]:
-        return [
-            AddedToken(text, special=special, normalized=False)
-            for text, its_kind in zip(self._tokens, self._types, strict=True)
-            if its_kind == kind and text
-        ]
-
-
-def _types(metadata: Mapping[str, Any], n_tokens: int) -> list[int]:
-    types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(types, list) or len(types) != n_tokens:
-        found = f"{len(types)} entries" if isinstance(types, list) else "missing"
-        raise CheckpointError(f"metadata 'tokenizer.ggml.token_type': {found}, expected {n_tokens}")
-    return types
-
-
-def _bpe(tokens: Sequence[str], merges: Sequence[str], ignores_merges: bool) -> Any:
-    vocabulary = {text: index for index, text in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(text for index, text in enumerate(tokens) if vocabulary[text] != index)
-        raise CheckpointError(f"token {twice!r} occurs twice in the vocabulary")
-    pairs = []
-    for index, merge in enumerate(merges):
-        left, _, right = merge.partition(" ")
-        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise CheckpointError(f"merge {index} is {merge!r}, expected two tokens that make a third")
-        pairs.append((left, right))
-    return BPE(vocabulary, pairs, ignore_merges=ignores_merges)
-
-
-def _tokenizer(bpe: Any, rules: _PreTokenizer, added: list[AddedToken]) -> Any:
-    tokenizer = tokenizers.Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(rules.steps))
-    tokenizer.add_tokens(added)
-    return tokenizer
+    def _inner_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that follows another, so without a space that is put before whole texts."""
+        before = "\n" if self._prefixes_space else ""
+        ids = self.encode(before + text, parse_special=False, add_bos=False)
+        return tuple(ids[len(self.encode(before, parse_special=False, add_bos=False)) :])

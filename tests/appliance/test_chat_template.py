@@ -73,7 +73,7 @@ CONVERSATIONS = [
 @pytest.mark.parametrize("prompted", [True, False])
 @pytest.mark.parametrize("source", [SMOLLM2, BUSY], ids=["smollm2", "busy"])
 def test_rendering_is_transformers(source: str, prompted: bool) -> None:
-    template = ChatTemplate(source, bos="<s>", eos="</s>")
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     for messages in CONVERSATIONS:
         [expected], _ = render_jinja_template(
             [messages],
@@ -176,4 +176,4 @@ def test_the_date_is_todays() -> None:
 
 def test_extra_variables_reach_the_template() -> None:
     source = "{{ enable_thinking }}{{ bos_token }}"
-    assert ChatTemplate(source, bos="<s>").render([], enable_thinking=False) == "False<s>"
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render([], enable_thinking=False) == "False<s>"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.gguf.file import GGUFFile
+from appliance.text.gguf_tokenizer import from_metadata
 from appliance.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gguf_q4_0"
@@ -135,7 +136,7 @@ def starter(starter_model: Path) -> dict[str, Any]:
 
 def test_encodes_what_llama_cpp_and_tokenizer_json_encode(mini: dict[str, Any]) -> None:
     probe = json.loads((GOLDEN / "meta.json").read_text())["tokenizer_probe"]
-    tokenizer = Tokenizer.from_gguf(GOLDEN / "mini-q4_0.gguf")
+    tokenizer = Tokenizer.load(GOLDEN / "mini-q4_0.gguf")
     assert tokenizer.encode(probe["text"], parse_special=True) == probe["ids"]
     assert tokenizer.decode(probe["ids"]) == probe["text"]
     assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (128, 1, (2,))
@@ -151,7 +152,7 @@ def test_encodes_what_llama_cpp_and_tokenizer_json_encode(mini: dict[str, Any]) 
 )
 def test_agrees_with_tokenizer_json_on_what_its_vocabulary_can_write(words: list[str]) -> None:
     theirs = tokenizers.Tokenizer.from_file(str(GOLDEN / "tokenizer.json"))
-    ours = Tokenizer.from_gguf(GOLDEN / "mini-q4_0.gguf")
+    ours = Tokenizer.load(GOLDEN / "mini-q4_0.gguf")
     text = "".join(words)
     assert ours.encode(text, parse_special=True) == theirs.encode(text).ids
 
@@ -160,7 +161,7 @@ def test_agrees_with_tokenizer_json_on_what_its_vocabulary_can_write(words: list
 @pytest.mark.parametrize("pre", sorted(REGEXES))
 def test_agrees_with_a_plain_bpe(starter: dict[str, Any], pre: str) -> None:
     metadata = {**starter, "tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": False}
-    ours, theirs = Tokenizer(metadata), BPE(metadata, pre)
+    ours, theirs = Tokenizer(from_metadata(metadata)), BPE(metadata, pre)
     for text in TEXTS + SPECIAL_TEXTS:
         for parse_special in (True, False):
             ids = ours.encode(text, parse_special=parse_special)
@@ -178,7 +179,7 @@ def test_agrees_with_transformers_reading_of_the_file(starter_model: Path) -> No
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [tokenizers.pre_tokenizers.Digits(True), tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    ours = Tokenizer.from_gguf(starter_model)
+    ours = Tokenizer.load(starter_model)
     for text in TEXTS[:-1] + SPECIAL_TEXTS:
         ids = ours.encode(text, parse_special=True)
         assert ids == theirs.encode(text, add_special_tokens=False).ids, text
@@ -188,7 +189,7 @@ def test_agrees_with_transformers_reading_of_the_file(starter_model: Path) -> No
 
 @pytest.mark.starter
 def test_the_starters_tokens(starter: dict[str, Any]) -> None:
-    tokenizer = Tokenizer.from_gguf(starter)
+    tokenizer = Tokenizer(from_metadata(starter))
     assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (49152, 1, (2,))
     assert tokenizer.encode("<|im_end|>", parse_special=True) == [2]
     assert 2 not in tokenizer.encode("<|im_end|>", parse_special=False)
@@ -204,7 +205,7 @@ def test_the_starters_tokens(starter: dict[str, Any]) -> None:
 
 @pytest.mark.starter
 def test_lone_surrogates_are_replaced_and_pairs_are_joined(starter: dict[str, Any]) -> None:
-    tokenizer = Tokenizer.from_gguf(starter)
+    tokenizer = Tokenizer(from_metadata(starter))
     ids = tokenizer.encode("\ufeffa\ud83db\ude00c\ud83d\ude00\ud83d", parse_special=True)
     assert tokenizer.decode(ids) == "\ufeffa�b�c😀�"
 
@@ -214,32 +215,32 @@ def changed(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_bos_is_added_where_the_model_or_the_caller_wants_it(mini: dict[str, Any]) -> None:
-    plain = Tokenizer(mini).encode("a", parse_special=True)
+    plain = Tokenizer(from_metadata(mini)).encode("a", parse_special=True)
     assert 1 not in plain
-    assert Tokenizer(mini).encode("a", parse_special=True, add_bos=True) == [1, *plain]
-    wants = Tokenizer(changed(mini, add_bos_token=True))
+    assert Tokenizer(from_metadata(mini)).encode("a", parse_special=True, add_bos=True) == [1, *plain]
+    wants = Tokenizer(from_metadata(changed(mini, add_bos_token=True)))
     assert wants.encode("a", parse_special=True) == [1, *plain]
     assert wants.encode("a", parse_special=True, add_bos=False) == plain
     # Llama 3's files say nothing, and want it.
-    assert Tokenizer(changed(mini, pre="llama-bpe")).encode("a", parse_special=True)[0] == 1
+    assert Tokenizer(from_metadata(changed(mini, pre="llama-bpe"))).encode("a", parse_special=True)[0] == 1
 
 
 def test_user_defined_tokens_are_found_always_and_written_as_they_are(mini: dict[str, Any]) -> None:
     tokens, types = [*mini["tokenizer.ggml.tokens"], "ä b"], [*mini["tokenizer.ggml.token_type"], 4]
-    tokenizer = Tokenizer(changed(mini, tokens=tokens, token_type=types))
+    tokenizer = Tokenizer(from_metadata(changed(mini, tokens=tokens, token_type=types)))
     for parse_special in (True, False):
         assert tokenizer.encode("aä b", parse_special=parse_special)[-1] == 128
     assert tokenizer.token_bytes(128) == "ä b".encode()
 
 
 def test_bytes_that_the_vocabulary_lacks_are_left_out(mini: dict[str, Any]) -> None:
-    tokenizer = Tokenizer(mini)
+    tokenizer = Tokenizer(from_metadata(mini))
     assert tokenizer.encode("a\x07b", parse_special=True) == tokenizer.encode("ab", parse_special=True)
 
 
 @pytest.mark.parametrize("token_id", [-1, 128, 10**9])
 def test_ids_outside_the_vocabulary_are_refused(mini: dict[str, Any], token_id: int) -> None:
-    tokenizer = Tokenizer(mini)
+    tokenizer = Tokenizer(from_metadata(mini))
     for call in (tokenizer.token_bytes, tokenizer.token_text, lambda i: tokenizer.decode([i])):
         with pytest.raises(IndexError, match="vocabulary has 128 tokens"):
             call(token_id)
@@ -268,7 +269,7 @@ def test_contradictions_are_named(
     mini: dict[str, Any], changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
-        Tokenizer(changed(mini, **changes))
+        Tokenizer(from_metadata(changed(mini, **changes)))
     assert message in str(caught.value)
 
 
@@ -281,7 +282,7 @@ def test_a_damaged_vocabulary_is_refused_or_still_encodes(tmp_path: Path) -> Non
             content[draw.randrange(900, 5000)] = draw.choice((0, 1, 32, 128, 255))
         path.write_bytes(content)
         try:
-            tokenizer = Tokenizer.from_gguf(path)
+            tokenizer = Tokenizer.load(path)
         except CheckpointError:
             continue
         assert all(0 <= i < 128 for i in tokenizer.encode("the <s> 12\n", parse_special=True))
