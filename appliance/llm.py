@@ -14,7 +14,7 @@ import msgspec
 
 from appliance.beam_search import Beam, BeamSearch, BeamSearchParams
 from appliance.engine.engine import Engine
-from appliance.engine.errors import EngineError
+from appliance.engine.errors import EngineError, ParameterError
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request, TokenEvent
 from appliance.loading import load
@@ -128,6 +128,8 @@ class LLM:
         Raises:
             As `generate`.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise ParameterError("params", f"expected BeamSearchParams, found {type(params).__name__}")
         eos = frozenset(self.tokenizer.eos_token_ids)
         several = [parsed(prompt, self.tokenizer)[1] for prompt in as_list(prompts)]
         searches = [BeamSearch(f"{next(self._ids):08d}", ids, params, eos) for ids in several]

@@ -33,7 +33,7 @@ def parsed(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]
         if not known or set(prompt) - {"prompt", "prompt_token_ids"}:
             raise ParameterError(
                 "prompts",
-                f"a prompt has the keys {sorted(prompt)}, expected 'prompt' or 'prompt_token_ids'",
+                f"a prompt has the keys {list(prompt)}, expected 'prompt' or 'prompt_token_ids'",
             )
         prompt = prompt[known[0]]
     if isinstance(prompt, str):
@@ -48,7 +48,7 @@ def parsed(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]
 
 def per_prompt(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams]:
+) -> list[SamplingParams]:
     """The parameters of each prompt.
 
     Raises:
@@ -56,16 +56,17 @@ def per_prompt(
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
-    if isinstance(params, Mapping) or not all(isinstance(each, SamplingParams) for each in params):
+    given = list(params) if isinstance(params, Iterable) and not isinstance(params, Mapping) else [params]
+    if not all(isinstance(each, SamplingParams) for each in given):
         raise ParameterError(
             "sampling_params", "expected SamplingParams, one for all prompts or a list of one each"
         )
-    if len(params) != num_prompts:
+    if len(given) != num_prompts:
         raise ParameterError(
             "sampling_params",
-            f"{len(params)} sampling parameters for {num_prompts} prompts, expected one each",
+            f"{len(given)} sampling parameters for {num_prompts} prompts, expected one each",
         )
-    return params
+    return given
 
 
 def _integers(items: Iterable[object]) -> list[int]:
