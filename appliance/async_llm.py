@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
+from appliance.engine.machine import trim_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request, TokenEvent
 from appliance.loading import load
@@ -33,8 +34,8 @@ class AsyncLLM:
         loaded = load(model, settings)
         self.tokenizer = loaded.tokenizer
         self._loop = _EngineLoop(loaded.engine, loaded.held)
-        # Where nobody calls `close`, the thread ends when the last reference goes.
-        weakref.finalize(self, self._loop.end)
+        # Where nobody calls `close`: with the last reference, or before the interpreter ends under the thread's feet.
+        weakref.finalize(self, self._loop.close)
         self._ids = count()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -47,8 +48,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End the engine's thread; requests that still run end with an error."""
-        self._loop.end()
-        await asyncio.to_thread(self._loop.join)
+        await asyncio.to_thread(self._loop.close)
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None
@@ -133,7 +133,8 @@ class _EngineLoop:
                 self.abort(request.id, None, deliver)
 
         with self._lock:
-            if self._has_ended:
+            # A process that was forked has no thread.
+            if self._has_ended or not self._thread.is_alive():
                 raise EngineError("the model was closed; make a new AsyncLLM to go on")
             self._waiting.add(deliver)
         self._commands.put(lambda: self._add(request, deliver))
@@ -154,13 +155,11 @@ class _EngineLoop:
         """End a request or one of its continuations; with `owner`, only if it is the one who submitted it."""
         self._commands.put(lambda: self._abort(request_id, index, owner))
 
-    def end(self) -> None:
-        """Let the thread end after this step."""
+    def close(self) -> None:
+        """Let the thread end after this step, and wait for it."""
         self._commands.put(None)
-
-    def join(self) -> None:
-        """Wait for the thread's end."""
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which may be where the last reference goes
+            self._thread.join()
 
     def _run(self) -> None:
         verdict = "the engine failed; the traceback says why"
@@ -174,6 +173,7 @@ class _EngineLoop:
             for deliver in waiting:
                 deliver(EngineError(verdict))
             del self._engine  # its memory does not wait for whoever still has the AsyncLLM
+            trim_memory()
             self._held.close()
 
     def _serve(self) -> None:

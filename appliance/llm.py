@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -15,15 +16,14 @@ import msgspec
 from appliance.beam_search import Beam, BeamSearch, BeamSearchParams
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
+from appliance.engine.machine import trim_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request, TokenEvent
 from appliance.loading import load
 from appliance.outputs import BeamSearchOutput, BeamSearchSequence, Collector, RequestOutput
-from appliance.prompts import Prompt, as_list, parsed, per_prompt
+from appliance.prompts import Conversation, Prompt, as_list, conversations, parsed, per_prompt
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.progress import generation_progress
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -46,6 +46,7 @@ class LLM:
         self._engine: Engine | None = loaded.engine
         # Also where nobody calls `close` and the last reference goes.
         self._let_go = weakref.finalize(self, loaded.held.close)
+        self._pid = os.getpid()
         self._ids = count()
         self._lock = threading.Lock()
 
@@ -64,6 +65,7 @@ class LLM:
         """
         with self._lock:
             self._engine = None
+            trim_memory()
             self._let_go()
 
     def generate(
@@ -99,7 +101,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -111,11 +113,11 @@ class LLM:
             TemplateError: the model has no chat template, or it refuses these messages.
             As `generate`.
         """
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        several = conversations(messages)
         params = per_prompt(sampling_params, len(several))
         jobs = []
         for conversation, sampling in zip(several, params, strict=True):
-            text = self._template.render(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
+            text = self._template.render(conversation, add_generation_prompt=add_generation_prompt)
             # The template writes the beginning-of-sequence token itself where the model wants one.
             jobs.append((text, self.tokenizer.encode(text, parse_special=True, add_bos=False), sampling))
         return self._run(jobs, use_tqdm)
@@ -157,6 +159,11 @@ class LLM:
     def _open_engine(self) -> Engine:
         if self._engine is None:
             raise EngineError("the model was closed; make a new LLM to go on")
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "this process was forked from the one that loaded the model, and the threads that compute did not "
+                "come along; load it in this process, started with multiprocessing's 'spawn' method"
+            )
         return self._engine
 
     def _run(

@@ -11,6 +11,7 @@ from appliance.engine.sampling_params import SamplingParams
 from appliance.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Conversation = Sequence[Mapping[str, Any]]
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -44,6 +45,24 @@ def parsed(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]
         if len(ids) == len(tokens):
             return None, ids
     raise ParameterError("prompts", f"a prompt is {prompt!r:.80}, expected a text or a list of token ids")
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several, as several.
+
+    Raises:
+        ParameterError: they are none.
+    """
+    several: list[Any] = [messages]
+    if isinstance(messages, list | tuple) and not any(isinstance(each, Mapping) for each in messages):
+        several = list(messages)
+    for each in several:
+        if not isinstance(each, list | tuple) or not all(isinstance(message, Mapping) for message in each):
+            raise ParameterError(
+                "messages",
+                f"a conversation is {each!r:.80}, expected a list of messages with 'role' and 'content'",
+            )
+    return several
 
 
 def per_prompt(

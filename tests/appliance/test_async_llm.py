@@ -178,7 +178,7 @@ def test_an_engine_that_breaks_ends_every_request_with_an_error(path: str) -> No
 def test_what_is_asked_while_the_model_closes_ends(path: str) -> None:
     async def run() -> list[Any]:
         llm = AsyncLLM(path, kv_cache_memory_bytes=2**20)
-        llm._loop.end()
+        llm._loop._commands.put(None)
         asked = [asyncio.create_task(text_of(llm, [5])) for _ in range(3)]
         await llm.close()
         return await asyncio.gather(*asked, return_exceptions=True)

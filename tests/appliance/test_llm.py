@@ -95,6 +95,12 @@ def test_prompts_may_be_any_sequence_of_whole_numbers(tiny: LLM) -> None:
             tiny.generate([[5]], params)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("messages", ["hello", 5, None, {"role": "user", "content": "x"}, [{}, "x"], ["x"]])
+def test_what_is_no_conversation_is_refused(tiny: LLM, messages: Any) -> None:
+    with pytest.raises(ParameterError, match=r"a conversation is .*, expected a list of messages"):
+        tiny.chat(messages)
+
+
 def test_threads_take_turns(tiny: LLM) -> None:
     prompts = [[5 + n, 6, 7] for n in range(6)]
     expected = [tiny.generate([prompt], GREEDY)[0].outputs for prompt in prompts]
