@@ -75,7 +75,9 @@ def per_prompt(
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
-    given = list(params) if isinstance(params, Iterable) and not isinstance(params, Mapping) else [params]
+    given: list[Any] = (
+        list(params) if isinstance(params, Iterable) and not isinstance(params, Mapping) else [params]
+    )
     if not all(isinstance(each, SamplingParams) for each in given):
         raise ParameterError(
             "sampling_params", "expected SamplingParams, one for all prompts or a list of one each"
