@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from appliance.engine.engine import Engine
-from appliance.engine.errors import EngineError
+from appliance.engine.errors import EngineError, ParameterError
+from appliance.engine.machine import trim_memory
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import ErrorInfo, PositionLogprobs, Request, TokenEvent
-from appliance.pull.ensure import ensure_model
-from appliance.settings import PYTHON, load_settings
-from appliance.text.continuation import Continuation
-from appliance.text.tokenizer import Tokenizer
-
-log = logging.getLogger("appliance")
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What is new of one continuation; the last one carries `finish_reason`.
-
-    Attributes:
-        text: text that may begin a stop string comes later than its tokens.
-        logprobs: of `token_ids`, where asked for.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[PositionLogprobs, ...]
-    finish_reason: str | None
-    stop_reason: str | int | None
+from appliance.engine.types import Request, TokenEvent
+from appliance.loading import load
+from appliance.prompts import Prompt, parsed, per_prompt
+from appliance.text.continuation import Continuation, Delta
 
 
 class AsyncLLM:
@@ -51,13 +31,11 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "smollm2:135m", **settings: Any) -> None:
-        resolved = load_settings({"model": model, **settings}, PYTHON)
-        path = ensure_model(resolved).path
-        self.tokenizer = Tokenizer.from_gguf(path)
-        engine = Engine(resolved.engine_config(path))
-        for note in engine.info.notes:
-            log.warning("%s", note)
-        self._loop = _EngineLoop(engine)
+        loaded = load(model, settings)
+        self.tokenizer = loaded.tokenizer
+        self._loop = _EngineLoop(loaded.engine, loaded.held)
+        # Where nobody calls `close`: with the last reference, or before the interpreter ends under the thread's feet.
+        weakref.finalize(self, self._loop.close)
         self._ids = count()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -70,47 +48,46 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End the engine's thread; requests that still run end with an error."""
-        await asyncio.to_thread(self._loop.stop)
+        await asyncio.to_thread(self._loop.close)
 
     async def generate(
-        self, prompt: str | Sequence[int], sampling_params: SamplingParams, request_id: str | None = None
-    ) -> AsyncIterator[Delta]:
+        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
         """Continue a prompt. Leaving the iteration, or cancelling the task, frees what the request holds.
 
         Args:
-            prompt: a text, or token ids.
+            prompt: a text, token ids, or a dictionary with `prompt` or `prompt_token_ids`.
             request_id: for `abort`; must not be in use. None: one is made.
 
         Raises:
             ParameterError: the prompt or a parameter is unusable.
             EngineError: a step failed, or the model was closed.
         """
-        ids = self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        (sampling,) = per_prompt(sampling_params, 1)
+        if sampling.num_sequences > sampling.n:
+            raise ParameterError("best_of", "best_of cannot be streamed: the best are known only at the end")
         request = Request(
             id=request_id or f"async-{next(self._ids)}",
-            prompt_ids=tuple(ids),
-            sampling=sampling_params,
+            prompt_ids=tuple(parsed(prompt, self.tokenizer)[1]),
+            sampling=sampling,
             arrived_at=time.monotonic(),
-            bad_sequences=self.tokenizer.spellings(sampling_params.bad_words),
+            bad_sequences=self.tokenizer.spellings(sampling.bad_words),
         )
-        going = {
-            index: Continuation(index, self.tokenizer, sampling_params)
-            for index in range(sampling_params.num_sequences)
-        }
+        continuations = [Continuation(index, self.tokenizer, sampling) for index in range(sampling.n)]
+        num_going = len(continuations)
         async with contextlib.aclosing(self._loop.events(request)) as events:
             async for event in events:
                 if event.error is not None:
                     raise EngineError(event.error.message)
-                continuation = going.get(event.index)
-                if continuation is None:
+                delta = continuations[event.index].take(event)
+                if delta is None:  # it was stopped here, and the engine did not know yet
                     continue
-                delta = _take(continuation, event)
                 if delta.finish_reason is not None:
-                    del going[event.index]
-                    self._loop.abort(request.id, event.index)
-                if delta.text or delta.token_ids or delta.finish_reason:
-                    yield delta
-                if not going:
+                    num_going -= 1
+                    if event.finish_reason is None:
+                        self._loop.abort(request.id, event.index)
+                yield delta
+                if num_going == 0:
                     return
 
     def abort(self, request_id: str) -> None:
@@ -118,29 +95,26 @@ class AsyncLLM:
         self._loop.abort(request_id, None)
 
 
-def _take(continuation: Continuation, event: TokenEvent) -> Delta:
-    known = len(continuation.token_ids)
-    text = continuation.take(event)
-    return Delta(
-        index=continuation.index,
-        text=text,
-        token_ids=tuple(continuation.token_ids[known:]),
-        logprobs=tuple(continuation.logprobs[known:]),
-        finish_reason=continuation.finish_reason,
-        stop_reason=continuation.stop_reason,
-    )
-
-
-Deliver = Callable[[TokenEvent | EngineError], None]
+_News = TokenEvent | EngineError
+_Deliver = Callable[[_News], None]
 
 
 class _EngineLoop:
-    """The thread that owns an engine. It takes commands between steps and waits for one while there is no work."""
+    """The thread that owns an engine. It takes commands between steps and waits for one while there is no work.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        held: closed when the thread has ended.
+    """
+
+    def __init__(self, engine: Engine, held: IO[bytes]) -> None:
         self._engine = engine
+        self._held = held
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._deliver: dict[str, Deliver] = {}
+        self._deliver: dict[str, _Deliver] = {}
+        # All that wait for events, those whose request the thread has not seen yet too.
+        self._waiting: set[_Deliver] = set()
+        self._lock = threading.Lock()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="appliance-engine", daemon=True)
         self._thread.start()
 
@@ -148,16 +122,21 @@ class _EngineLoop:
         """Submit a request; its events until the last one. Closing the iterator aborts it.
 
         Raises:
-            EngineError: the request was refused.
+            EngineError: the request was refused, or the thread ends.
         """
-        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[TokenEvent | EngineError]()
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[_News]()
 
-        def deliver(news: TokenEvent | EngineError) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
+        def deliver(news: _News) -> None:
+            try:
                 loop.call_soon_threadsafe(inbox.put_nowait, news)
+            except RuntimeError:  # the event loop has ended, so nobody will leave the iteration
+                self.abort(request.id, None, deliver)
 
-        if not self._thread.is_alive():
-            raise EngineError("the model was closed; make a new AsyncLLM to go on")
+        with self._lock:
+            # A process that was forked has no thread.
+            if self._has_ended or not self._thread.is_alive():
+                raise EngineError("the model was closed; make a new AsyncLLM to go on")
+            self._waiting.add(deliver)
         self._commands.put(lambda: self._add(request, deliver))
         try:
             while True:
@@ -168,29 +147,46 @@ class _EngineLoop:
                 if news.is_last:
                     return
         finally:
+            with self._lock:
+                self._waiting.discard(deliver)
             self.abort(request.id, None, deliver)
 
-    def abort(self, request_id: str, index: int | None, owner: Deliver | None = None) -> None:
+    def abort(self, request_id: str, index: int | None, owner: _Deliver | None = None) -> None:
         """End a request or one of its continuations; with `owner`, only if it is the one who submitted it."""
         self._commands.put(lambda: self._abort(request_id, index, owner))
 
-    def stop(self) -> None:
-        """End the thread and wait for it."""
+    def close(self) -> None:
+        """Let the thread end after this step, and wait for it."""
         self._commands.put(None)
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which may be where the last reference goes
+            self._thread.join()
 
     def _run(self) -> None:
+        verdict = "the engine failed; the traceback says why"
+        try:
+            self._serve()
+            verdict = "the model was closed while the request ran"
+        finally:
+            with self._lock:
+                self._has_ended = True
+                waiting = list(self._waiting)
+            for deliver in waiting:
+                deliver(EngineError(verdict))
+            del self._engine  # its memory does not wait for whoever still has the AsyncLLM
+            trim_memory()
+            self._held.close()
+
+    def _serve(self) -> None:
         while True:
             while not (self._engine.has_work and self._commands.empty()):
                 command = self._commands.get()
                 if command is None:
-                    self._end_all()
                     return
                 command()
             for event in self._engine.step():
                 self._hand_on(event)
 
-    def _add(self, request: Request, deliver: Deliver) -> None:
+    def _add(self, request: Request, deliver: _Deliver) -> None:
         try:
             self._engine.add(request)
         except EngineError as error:
@@ -198,7 +194,7 @@ class _EngineLoop:
         else:
             self._deliver[request.id] = deliver
 
-    def _abort(self, request_id: str, index: int | None, owner: Deliver | None) -> None:
+    def _abort(self, request_id: str, index: int | None, owner: _Deliver | None) -> None:
         if owner is None or self._deliver.get(request_id) is owner:
             for event in self._engine.abort(request_id, index):
                 self._hand_on(event)
@@ -206,8 +202,3 @@ class _EngineLoop:
     def _hand_on(self, event: TokenEvent) -> None:
         deliver = self._deliver.pop(event.request_id) if event.is_last else self._deliver[event.request_id]
         deliver(event)
-
-    def _end_all(self) -> None:
-        error = ErrorInfo("closed", "the model was closed while the request ran")
-        for request_id, deliver in self._deliver.items():
-            deliver(TokenEvent(request_id=request_id, finish_reason="error", is_last=True, error=error))

@@ -10,10 +10,11 @@ import msgspec
 
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
-from appliance.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from appliance.engine.sampling_params import MAX_LOGPROBS, SamplingParams, check_types
 from appliance.engine.types import PositionLogprobs, Request, TokenEvent
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
+MAX_LENGTH_PENALTY = 10
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,9 +25,10 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         max_tokens: longest continuation.
         ignore_eos: go on past end-of-sequence tokens.
         length_penalty: a beam's score is its log probability over (its length, prompt included) to this power.
+            Range -10…10.
 
     Raises:
-        ParameterError: a value is outside its range.
+        ParameterError: a value has the wrong type or is outside its range.
     """
 
     beam_width: int
@@ -35,12 +37,19 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise ParameterError(
                 "beam_width", f"beam_width is {self.beam_width}, expected 1 to {MAX_BEAM_WIDTH}"
             )
         if not self.max_tokens >= 1:
             raise ParameterError("max_tokens", f"max_tokens is {self.max_tokens}, expected at least 1")
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            raise ParameterError(
+                "length_penalty",
+                f"length_penalty is {self.length_penalty}, "
+                f"expected {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}",
+            )
 
 
 @dataclass(frozen=True, slots=True)

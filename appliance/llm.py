@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from itertools import count
-from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -16,19 +16,14 @@ import msgspec
 from appliance.beam_search import Beam, BeamSearch, BeamSearchParams
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError, ParameterError
+from appliance.engine.machine import trim_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request, TokenEvent
+from appliance.loading import load
 from appliance.outputs import BeamSearchOutput, BeamSearchSequence, Collector, RequestOutput
-from appliance.pull.ensure import ensure_model
-from appliance.settings import PYTHON, load_settings
+from appliance.prompts import Conversation, Prompt, as_list, conversations, parsed, per_prompt
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.progress import generation_progress
-from appliance.text.tokenizer import Tokenizer
-
-log = logging.getLogger("appliance")
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -45,13 +40,13 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2:135m", **settings: Any) -> None:
-        resolved = load_settings({"model": model, **settings}, PYTHON)
-        path = ensure_model(resolved).path
-        self.tokenizer = Tokenizer.from_gguf(path)
+        loaded = load(model, settings)
+        self.tokenizer = loaded.tokenizer
         self._template = ChatTemplate.of(self.tokenizer)
-        self._engine: Engine | None = Engine(resolved.engine_config(path))
-        for note in self._engine.info.notes:
-            log.warning("%s", note)
+        self._engine: Engine | None = loaded.engine
+        # Also where nobody calls `close` and the last reference goes.
+        self._let_go = weakref.finalize(self, loaded.held.close)
+        self._pid = os.getpid()
         self._ids = count()
         self._lock = threading.Lock()
 
@@ -64,8 +59,14 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model's weights and KV memory. Nothing can be generated afterwards."""
-        self._engine = None
+        """Wait for the calls of other threads, then let go of the model's weights and KV memory.
+
+        Nothing can be generated afterwards.
+        """
+        with self._lock:
+            self._engine = None
+            trim_memory()
+            self._let_go()
 
     def generate(
         self,
@@ -90,14 +91,17 @@ class LLM:
                 has run then.
             EngineError: a step failed, or the model was closed.
         """
-        several = _as_list(prompts)
-        params = _per_prompt(sampling_params, len(several))
-        pairs = [(self._parsed(prompt), sampling) for prompt, sampling in zip(several, params, strict=True)]
-        return self._run([(text, ids, sampling) for (text, ids), sampling in pairs], use_tqdm)
+        several = as_list(prompts)
+        params = per_prompt(sampling_params, len(several))
+        jobs = [
+            (*parsed(prompt, self.tokenizer), sampling)
+            for prompt, sampling in zip(several, params, strict=True)
+        ]
+        return self._run(jobs, use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -109,11 +113,11 @@ class LLM:
             TemplateError: the model has no chat template, or it refuses these messages.
             As `generate`.
         """
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        params = _per_prompt(sampling_params, len(several))
+        several = conversations(messages)
+        params = per_prompt(sampling_params, len(several))
         jobs = []
         for conversation, sampling in zip(several, params, strict=True):
-            text = self._template.render(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
+            text = self._template.render(conversation, add_generation_prompt=add_generation_prompt)
             # The template writes the beginning-of-sequence token itself where the model wants one.
             jobs.append((text, self.tokenizer.encode(text, parse_special=True, add_bos=False), sampling))
         return self._run(jobs, use_tqdm)
@@ -126,12 +130,14 @@ class LLM:
         Raises:
             As `generate`.
         """
-        engine = self._open_engine()
+        if not isinstance(params, BeamSearchParams):
+            raise ParameterError("params", f"expected BeamSearchParams, found {type(params).__name__}")
         eos = frozenset(self.tokenizer.eos_token_ids)
-        parsed = [self._parsed(prompt)[1] for prompt in _as_list(prompts)]
-        searches = [BeamSearch(f"{next(self._ids):08d}", ids, params, eos) for ids in parsed]
+        several = [parsed(prompt, self.tokenizer)[1] for prompt in as_list(prompts)]
+        searches = [BeamSearch(f"{next(self._ids):08d}", ids, params, eos) for ids in several]
         by_id = {search.request.id: search for search in searches}
         with self._lock:
+            engine = self._open_engine()
             try:
                 for search in searches:
                     engine.add(search.request)
@@ -153,14 +159,19 @@ class LLM:
     def _open_engine(self) -> Engine:
         if self._engine is None:
             raise EngineError("the model was closed; make a new LLM to go on")
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "this process was forked from the one that loaded the model, and the threads that compute did not "
+                "come along; load it in this process, started with multiprocessing's 'spawn' method"
+            )
         return self._engine
 
     def _run(
         self, jobs: Sequence[tuple[str | None, list[int], SamplingParams]], shown: bool
     ) -> list[RequestOutput]:
-        engine = self._open_engine()
         collectors: dict[str, Collector] = {}
         with self._lock, generation_progress(len(jobs), shown) as progress:
+            engine = self._open_engine()
             try:
                 for text, ids, sampling in jobs:
                     self._submit(engine, text, ids, sampling, collectors)
@@ -200,55 +211,6 @@ class LLM:
             error = EngineError(event.error.message)
             error.code = event.error.code
             raise error
-        stopped = collector.take(event)
-        if stopped is not None:
-            for ended in engine.abort(event.request_id, stopped):
+        if collector.take(event):
+            for ended in engine.abort(event.request_id, event.index):
                 collector.take(ended)
-
-    def _parsed(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            known = [name for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
-            if not known or set(prompt) - {"prompt", "prompt_token_ids"}:
-                raise ParameterError(
-                    "prompts",
-                    f"a prompt has the keys {sorted(prompt)}, expected 'prompt' or 'prompt_token_ids'",
-                )
-            prompt = prompt[known[0]]
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt, parse_special=True)
-        if not isinstance(prompt, bytes | set) and isinstance(prompt, Iterable):
-            tokens = list(prompt)
-            ids = _integers(tokens)
-            if len(ids) == len(tokens):
-                return None, ids
-        raise ParameterError("prompts", f"a prompt is {prompt!r:.80}, expected a text or a list of token ids")
-
-
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    ids = _integers(items)
-    return [ids] if items and len(ids) == len(items) else items
-
-
-def _integers(items: Iterable[object]) -> list[int]:
-    """Those of the items that are whole numbers, numpy's included, and no truth values."""
-    return [int(item) for item in items if isinstance(item, Integral) and not isinstance(item, bool)]
-
-
-def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    if isinstance(params, Mapping) or not all(isinstance(each, SamplingParams) for each in params):
-        raise ParameterError(
-            "sampling_params", "expected SamplingParams, one for all prompts or a list of one each"
-        )
-    if len(params) != num_prompts:
-        raise ParameterError(
-            "sampling_params",
-            f"{len(params)} sampling parameters for {num_prompts} prompts, expected one each",
-        )
-    return params

@@ -102,19 +102,16 @@ class Collector:
     def finished(self) -> bool:
         return self._finished_at is not None
 
-    def take(self, event: TokenEvent) -> int | None:
-        """Take in an event; the continuation to abort, because a stop string ended it, or None."""
-        continuation = self._continuations[event.index]
-        ended_before = continuation.finish_reason is not None
+    def take(self, event: TokenEvent) -> bool:
+        """Take in an event; whether its continuation is to be aborted, because a stop string ended it just now."""
         if event.token_ids and self._first_token_at is None:
             self._first_token_at = time.monotonic()
-        continuation.take(event)
+        delta = self._continuations[event.index].take(event)
         self._prompt_logprobs += event.prompt_logprobs
         self._num_cached = max(self._num_cached, event.num_cached_tokens)
         if event.is_last:
             self._finished_at = time.monotonic()
-        stopped_here = continuation.finish_reason is not None and event.finish_reason is None
-        return event.index if stopped_here and not ended_before else None
+        return delta is not None and delta.finish_reason is not None and event.finish_reason is None
 
     def output(self) -> RequestOutput:
         sampling = self.request.sampling

@@ -51,11 +51,15 @@ def _penalise_use(logits: torch.Tensor, row: PlanRow) -> None:
 def _penalise_copying(logits: torch.Tensor, row: PlanRow) -> None:
     """DRY (p-e-w 2024, oobabooga/text-generation-webui pull request 5677), without sequence breakers."""
     sampling = row.sampling
-    for token_id, length in _continued_repetitions(row.context).items():
-        if length >= sampling.dry_allowed_length:
-            logits[token_id] -= sampling.dry_multiplier * sampling.dry_base ** (
-                length - sampling.dry_allowed_length
-            )
+    lengths = {
+        token_id: length - sampling.dry_allowed_length
+        for token_id, length in _continued_repetitions(row.context).items()
+        if length >= sampling.dry_allowed_length
+    }
+    if lengths:
+        # A tensor's power becomes infinite where Python's would raise, after a thousand repeated tokens or so.
+        power = sampling.dry_base ** torch.tensor(list(lengths.values()), dtype=torch.float64)
+        logits[torch.tensor(list(lengths))] -= (sampling.dry_multiplier * power).to(logits.dtype)
 
 
 def _continued_repetitions(context: Sequence[int]) -> dict[int, int]:

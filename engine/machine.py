@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -41,3 +42,10 @@ def _cgroup_left() -> int | None:
         if limit.isdigit():
             lefts.append(max(0, int(limit) - used))
     return min(lefts, default=None)
+
+
+def trim_memory() -> None:
+    """Give the memory of freed objects back to the system, where the C library keeps it and can be told to (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

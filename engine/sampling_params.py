@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -32,7 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         presence_penalty: taken off the logit of every token generated so far. Range -2…2.
         frequency_penalty: taken off as often as the token was generated. Range -2…2.
         repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied where
-            negative (Keskar et al. 2019, arXiv:1909.05858). More than 0; 1 is none.
+            negative (Keskar et al. 2019, arXiv:1909.05858). Range 0.01…10; 1 is none.
         dry_multiplier: "don't repeat yourself": a token that would prolong a repetition of length l by one loses
             dry_multiplier · dry_base^(l - dry_allowed_length), for l from dry_allowed_length up. 0 is off.
         xtc_probability: "exclude top choices": with this probability, of all tokens at least as likely as
@@ -79,12 +79,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words"):
-            value: str | Iterable[Any] | None = getattr(self, name)
-            items = (value,) if isinstance(value, str) else tuple(value or ())
-            msgspec.structs.force_setattr(self, name, items)
-        bias: Mapping[int, float] | None = self.logit_bias
-        msgspec.structs.force_setattr(self, "logit_bias", dict(bias or {}))
-        self._check_types()
+            value: Any = getattr(self, name)
+            if isinstance(value, str):
+                value = (value,)
+            elif value is None or isinstance(value, Iterable):
+                value = tuple(() if value is None else value)
+            msgspec.structs.force_setattr(self, name, value)
+        bias: Any = {} if self.logit_bias is None else self.logit_bias
+        msgspec.structs.force_setattr(self, "logit_bias", dict(bias) if isinstance(bias, Mapping) else bias)
+        check_types(self)
         self._check_ranges()
         self._check_lists()
 
@@ -104,15 +107,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or self.bad_words
         )
 
-    def _check_types(self) -> None:
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            try:
-                msgspec.convert(value, field.type, strict=True)
-            except msgspec.ValidationError:
-                kind = str(getattr(field.type, "__name__", field.type))
-                raise ParameterError(field.name, f"{field.name} is {value!r}, expected {kind}") from None
-
     def _check_ranges(self) -> None:
         # `not (a <= x <= b)` rather than `x < a or x > b`, so that NaN is refused too.
         for name, low, high in _RANGES:
@@ -121,11 +115,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ParameterError(name, f"{name} is {value}, expected {low} to {high}")
         if not 0.0 < self.top_p <= 1.0:
             raise ParameterError("top_p", f"top_p is {self.top_p}, expected more than 0 and at most 1")
-        if not 0.0 < self.repetition_penalty <= 10.0:
-            raise ParameterError(
-                "repetition_penalty",
-                f"repetition_penalty is {self.repetition_penalty}, expected more than 0, up to 10",
-            )
         if self.best_of is not None and self.best_of < self.n:
             raise ParameterError("best_of", f"best_of is {self.best_of}, expected at least n = {self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -155,6 +144,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
+def check_types(params: msgspec.Struct) -> None:
+    """Raises ParameterError: a value has not the type of its field."""
+    for field in msgspec.structs.fields(params):
+        value = getattr(params, field.name)
+        try:
+            msgspec.convert(value, field.type, strict=True)
+        except msgspec.ValidationError:
+            kind = str(field.type) if get_args(field.type) else field.type.__name__
+            raise ParameterError(field.name, f"{field.name} is {value!r}, expected {kind}") from None
+
+
 _RANGES = (
     ("n", 1, MAX_N),
     ("best_of", 1, MAX_N),
@@ -163,6 +163,7 @@ _RANGES = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.01, 10.0),
     ("dry_multiplier", 0.0, 100.0),
     ("dry_base", 1.0, 10.0),
     ("dry_allowed_length", 1, 2**20),

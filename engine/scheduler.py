@@ -228,12 +228,11 @@ class Scheduler:
         if computed.token_ids:
             continuations = [seq, *(self._fork(seq, index) for index in range(1, len(computed.token_ids)))]
             return [self._append(each, computed, place) for place, each in enumerate(continuations)]
-        complete = seq.deficit == 0  # and nothing was to be generated
-        if complete:
+        if seq.deficit == 0:  # nothing was to be generated
+            forks = [self._fork(seq, index) for index in range(1, seq.request.sampling.num_sequences)]
             self.remove(seq)
-        if complete or computed.prompt_logprobs:
-            return [self._event(seq, computed, "length" if complete else None)]
-        return []
+            return [self._event(seq, computed, "length"), *(self.end(fork, "length") for fork in forks)]
+        return [self._event(seq, computed)] if computed.prompt_logprobs else []
 
     def _fork(self, parent: Sequence, index: int) -> Sequence:
         """Another continuation of the same prompt; it waits, to be computed again, where no more may run."""

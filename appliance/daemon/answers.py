@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.daemon import sse
-from appliance.daemon.generation import Delta, Job, generate_all
+from appliance.daemon.generation import Job, generate_all
 from appliance.daemon.state import Daemon
 from appliance.engine.types import PositionLogprobs
-from appliance.text.continuation import most_likely
+from appliance.text.continuation import Delta, most_likely
 
 Chunk = dict[str, Any]
 
@@ -47,9 +47,9 @@ def usage(jobs: Sequence[Job], last: Iterable[Delta | None]) -> Chunk:
     """OpenAI's usage object over all prompts; `last` holds the newest delta of each continuation."""
     deltas = [delta for delta in last if delta]
     prompt = sum(len(job.prompt_ids) for job in jobs)
-    completion = sum(delta.completion_tokens for delta in deltas)
+    completion = sum(delta.num_tokens for delta in deltas)
     # Every continuation of a prompt tells the same.
-    cached = sum(delta.cached_tokens for delta in deltas if delta.index == 0)
+    cached = sum(delta.num_cached_tokens for delta in deltas if delta.index == 0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

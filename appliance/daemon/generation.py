@@ -15,8 +15,8 @@ from appliance.daemon.schemas import ChatBody, CompletionBody, check_token_ids
 from appliance.daemon.state import Daemon, ServedModel
 from appliance.engine.errors import ContextLengthError
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import ErrorInfo, PositionLogprobs, Request, TokenEvent
-from appliance.text.continuation import Continuation
+from appliance.engine.types import ErrorInfo, Request
+from appliance.text.continuation import Continuation, Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +28,6 @@ class Job:
     sampling: SamplingParams
     priority: int
     arrived_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one continuation; the last one carries `finish_reason`.
-
-    Attributes:
-        index: which continuation of the prompt.
-        text: what is added to it. Text that may begin a stop string comes later than its tokens.
-        logprobs: of the tokens added, where wanted.
-        prompt_logprobs: of further tokens of the prompt, where wanted.
-        completion_tokens: of this continuation so far.
-        cached_tokens: of the prompt, found in the prefix cache.
-    """
-
-    index: int
-    text: str
-    logprobs: tuple[PositionLogprobs, ...]
-    prompt_logprobs: tuple[PositionLogprobs, ...]
-    finish_reason: str | None
-    completion_tokens: int
-    cached_tokens: int
-
-    @property
-    def is_news(self) -> bool:
-        return bool(self.text or self.logprobs or self.prompt_logprobs or self.finish_reason)
 
 
 async def chat_job(daemon: Daemon, body: ChatBody, arrived_at: float) -> Job:
@@ -138,44 +112,29 @@ async def generate(daemon: Daemon, job: Job) -> AsyncGenerator[Delta, None]:
     events = daemon.router.submit(job.model.name, request)
     expiry = _expire(daemon, job, request.id)
     timer = RequestTimer(daemon.metrics, job.arrived_at, len(job.prompt_ids), events)
-    going = {index: Continuation(index, tokenizer, sampling) for index in range(sampling.num_sequences)}
+    continuations = [Continuation(index, tokenizer, sampling) for index in range(sampling.num_sequences)]
+    num_going = len(continuations)
     try:
         async for event in events:
             timer.saw(event)
             if event.error is not None:
                 raise EngineFailure(event.error)
-            continuation = going.get(event.index)
-            if continuation is None:  # it was stopped here, and the engine did not know yet
+            delta = continuations[event.index].take(event)
+            if delta is None:  # it was stopped here, and the engine did not know yet
                 continue
-            delta = _take(continuation, event)
-            if delta.finish_reason:
-                del going[event.index]
-                if not going:
+            if delta.finish_reason is not None:
+                num_going -= 1
+                if num_going == 0:
                     timer.finished(delta.finish_reason)
                 if event.finish_reason is None:
                     daemon.router.abort_one(job.model.name, request.id, event.index)
-            if delta.is_news:
-                yield delta
-            if not going:
+            yield delta
+            if num_going == 0:
                 return
     finally:
         expiry.cancel()
         daemon.router.abort(job.model.name, request.id)
         timer.ended()
-
-
-def _take(continuation: Continuation, event: TokenEvent) -> Delta:
-    known = len(continuation.logprobs)
-    text = continuation.take(event)
-    return Delta(
-        index=event.index,
-        text=text,
-        logprobs=tuple(continuation.logprobs[known:]),
-        prompt_logprobs=event.prompt_logprobs,
-        finish_reason=continuation.finish_reason,
-        completion_tokens=len(continuation.token_ids),
-        cached_tokens=event.num_cached_tokens,
-    )
 
 
 def _expire(daemon: Daemon, job: Job, request_id: str) -> asyncio.TimerHandle:

@@ -21,6 +21,12 @@ _BOTH: Table = {
     "user": (ANYTHING,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
     "options": ({},),
     "keep_alive": (ANYTHING,),
@@ -28,7 +34,6 @@ _BOTH: Table = {
 
 CHAT: Table = {
     **_BOTH,
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -52,6 +57,7 @@ CHAT: Table = {
 COMPLETION: Table = {
     **_BOTH,
     "suffix": ("",),
+    "add_special_tokens": (True,),
 }
 
 MESSAGE: Table = {

@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.daemon import answers, logprobs
 from appliance.daemon.answers import Answer
-from appliance.daemon.generation import Delta, Job, chat_job
+from appliance.daemon.generation import Job, chat_job
 from appliance.daemon.parsing import parse_chat
 from appliance.daemon.sse import EventStreamResponse, unless_client_leaves
 from appliance.daemon.state import Daemon
 from appliance.engine.types import PositionLogprobs
+from appliance.text.continuation import Delta
 
 router = APIRouter()
 

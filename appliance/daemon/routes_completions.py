@@ -12,11 +12,12 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.daemon import answers, logprobs
 from appliance.daemon.answers import Answer, Prompted
-from appliance.daemon.generation import Delta, Job, completion_jobs
+from appliance.daemon.generation import Job, completion_jobs
 from appliance.daemon.parsing import parse_completion
 from appliance.daemon.schemas import CompletionBody
 from appliance.daemon.sse import EventStreamResponse, unless_client_leaves
 from appliance.daemon.state import Daemon
+from appliance.text.continuation import Delta
 
 router = APIRouter()
 
@@ -78,9 +79,11 @@ class _Chunks:
         return choice
 
     def choices(self, place: int, index: int, delta: Delta) -> list[dict[str, Any]]:
+        positions = [*(delta.prompt_logprobs if self._body.echo else ()), *delta.logprobs]
+        if not (delta.text or positions or delta.finish_reason):
+            return []
         choice = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
         if self._body.logprobs is not None:
-            positions = [*(delta.prompt_logprobs if self._body.echo else ()), *delta.logprobs]
             told = logprobs.completion(self._jobs[place].model.tokenizer, positions, self._length[index])
             self._length[index] += sum(map(len, told["tokens"]))
             choice["logprobs"] = told

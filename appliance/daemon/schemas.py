@@ -74,6 +74,10 @@ class GenerationBody(BaseModel):
 
     def sampling(self, model: EngineInfo, defaults: SamplingDefaults) -> SamplingParams:
         """Raises ParameterError: a value outside its range; ApiError: a token id outside the vocabulary."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise bad_request(
+                "prompt_logprobs cannot be streamed; leave out one of the two", "prompt_logprobs"
+            )
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         bias = {_token_id(key): value for key, value in (self.logit_bias or {}).items()}
         check_token_ids(self.stop_token_ids or (), model.vocab_size, "stop_token_ids")

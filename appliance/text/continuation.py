@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PositionLogprobs, TokenEvent
 from appliance.text.stream import HasTokenBytes, TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one continuation; the last one carries `finish_reason`.
+
+    Attributes:
+        index: which continuation of the prompt.
+        text: what is added to it. Text that may begin a stop string comes later than its tokens.
+        token_ids: the ids added to it.
+        logprobs: of `token_ids`, where wanted.
+        prompt_logprobs: of further tokens of the prompt, in order, where wanted.
+        finish_reason, stop_reason: as of `Continuation`.
+        num_tokens: of this continuation so far.
+        num_cached_tokens: of the prompt, found in the prefix cache.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    prompt_logprobs: tuple[PositionLogprobs, ...]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    num_tokens: int
+    num_cached_tokens: int
 
 
 class Continuation:
@@ -32,22 +59,33 @@ class Continuation:
     def text(self) -> str:
         return self._stream.text
 
-    def take(self, event: TokenEvent) -> str:
-        """Take in an event; the text that it adds. Nothing is added once the continuation has ended."""
+    def take(self, event: TokenEvent) -> Delta | None:
+        """Take in an event; what it adds, None where the continuation has ended already."""
         if self.finish_reason is not None:
-            return ""
-        delta = self._stream.push(event.token_ids)
+            return None
+        text = self._stream.push(event.token_ids)
         used = self._stream.tokens_used - len(self.token_ids)
-        self.token_ids += event.token_ids[:used]
-        self.logprobs += event.logprobs[:used]
+        token_ids, logprobs = event.token_ids[:used], event.logprobs[:used]
+        self.token_ids += token_ids
+        self.logprobs += logprobs
         if self._stream.stopped is not None:
             self.finish_reason, self.stop_reason = "stop", self._stream.stopped
         elif event.finish_reason is not None:
-            delta += self._stream.finish()
+            text += self._stream.finish()
             stopped = self._stream.stopped
             self.finish_reason = "stop" if stopped is not None else event.finish_reason
             self.stop_reason = stopped if stopped is not None else event.stop_token_id
-        return delta
+        return Delta(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=event.prompt_logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            num_tokens=len(self.token_ids),
+            num_cached_tokens=event.num_cached_tokens,
+        )
 
 
 class HasLogprobs(Protocol):

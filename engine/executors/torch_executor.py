@@ -7,6 +7,7 @@ packed and are dequantised at each use; both give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -59,16 +60,6 @@ class TorchExecutor:
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
         self._buffers: dict[str, torch.Tensor] = {}
-        self._handlers: dict[type, Callable[..., None]] = {
-            ops.Embed: self._embed,
-            ops.RmsNorm: self._rms_norm,
-            ops.Linear: self._linear,
-            ops.Rope: self._rope,
-            ops.KvWrite: self._kv_write,
-            ops.PagedAttention: self._attention,
-            ops.SiluMul: self._silu_mul,
-            ops.AddTo: self._add_to,
-        }
 
     @property
     def weight_bytes(self) -> int:
@@ -90,7 +81,7 @@ class TorchExecutor:
             torch.set_num_threads(self._threads)
         self._buffers.clear()
         for op in self._program.body:
-            self._handlers[type(op)](op, batch)
+            self._HANDLERS[type(op)](self, op, batch)
         hidden = self._buffers[self._program.hidden]
         self._buffers.clear()
         return hidden
@@ -100,7 +91,7 @@ class TorchExecutor:
         """Float32 logits [rows, vocab] of some rows of what `run` returned."""
         self._buffers[self._program.hidden] = hidden
         for op in self._program.head:
-            self._handlers[type(op)](op, batch)
+            self._HANDLERS[type(op)](self, op, batch)
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
@@ -166,3 +157,15 @@ class TorchExecutor:
 
     def _add_to(self, op: ops.AddTo, _batch: Batch) -> None:
         self._buffers[op.target] += self._buffers[op.x]
+
+    # Of the class: methods bound to the executor would make a cycle of it, and its memory would wait for a collection.
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
+        ops.Embed: _embed,
+        ops.RmsNorm: _rms_norm,
+        ops.Linear: _linear,
+        ops.Rope: _rope,
+        ops.KvWrite: _kv_write,
+        ops.PagedAttention: _attention,
+        ops.SiluMul: _silu_mul,
+        ops.AddTo: _add_to,
+    }

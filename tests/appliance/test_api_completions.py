@@ -67,6 +67,19 @@ def test_token_ids_are_prompts_too(api: openai.OpenAI, tokenizer: Tokenizer, sin
     assert [choice.text for choice in complete(api, ids).choices] == singles
 
 
+def test_fields_of_vllm_that_change_nothing_are_accepted(api: openai.OpenAI, singles: list[str]) -> None:
+    neutral = {
+        "include_stop_str_in_output": False,
+        "spaces_between_special_tokens": True,
+        "return_tokens_as_token_ids": False,
+        "add_special_tokens": True,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "response_format": {"type": "text"},
+    }
+    assert complete(api, PROMPTS[0], extra_body=neutral).choices[0].text == singles[0]
+
+
 def test_a_stop_token_ends_and_is_no_part_of_the_text(api: openai.OpenAI, tokenizer: Tokenizer) -> None:
     (comma,) = tokenizer.encode(",", parse_special=False)
     answer = complete(api, PROMPTS[2], extra_body={"stop_token_ids": [comma]})

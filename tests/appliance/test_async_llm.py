@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ def test_leaving_the_iteration_frees_the_blocks(llm: AsyncLLM) -> None:
         deltas = llm.generate([5, 6], SamplingParams(max_tokens=400, ignore_eos=True))
         async for _ in deltas:
             break
-        await deltas.aclose()  # type: ignore[attr-defined]
+        await deltas.aclose()
         for _ in range(200):
             if blocks_used(llm) == 0:
                 return
@@ -106,6 +108,84 @@ def test_unusable_prompts_and_ids_in_use_are_refused_and_hurt_nobody(llm: AsyncL
         return await first
 
     assert asyncio.run(run()) == asyncio.run(text_of(llm, [5, 6]))
+
+
+@pytest.mark.parametrize("prompt", [{"text": "x"}, ["a"], b"x", None, 5])
+def test_what_is_no_prompt_is_refused_and_the_engine_goes_on(llm: AsyncLLM, prompt: Any) -> None:
+    with pytest.raises(ParameterError, match="a prompt"):
+        asyncio.run(text_of(llm, prompt))
+    expected = asyncio.run(text_of(llm, [5, 6]))
+    assert asyncio.run(text_of(llm, {"prompt_token_ids": [5, 6]})) == expected
+
+
+def test_parameters_that_a_stream_cannot_honour_are_refused(llm: AsyncLLM) -> None:
+    with pytest.raises(ParameterError, match="best_of cannot be streamed"):
+        asyncio.run(text_of(llm, [5], SamplingParams(best_of=3)))
+    with pytest.raises(ParameterError, match="expected SamplingParams"):
+        asyncio.run(text_of(llm, [5], {"temperature": 0}))  # type: ignore[arg-type]
+
+
+def test_log_probabilities_are_those_of_the_offline_api(llm: AsyncLLM, path: str) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (whole,) = LLM(path, kv_cache_memory_bytes=2**20).generate([[5, 6, 7]], sampling)
+
+    async def run() -> tuple[list[Any], list[Any]]:
+        deltas = [delta async for delta in llm.generate([5, 6, 7], sampling)]
+        return [p for d in deltas for p in d.logprobs], [p for d in deltas for p in d.prompt_logprobs]
+
+    told, prompt = asyncio.run(run())
+    assert (tuple(told), tuple(prompt)) == (whole.outputs[0].logprobs, whole.prompt_logprobs)
+    assert len(prompt) == 2
+
+
+def test_an_event_loop_that_ended_without_a_word_frees_the_blocks(llm: AsyncLLM) -> None:
+    async def first() -> Any:
+        deltas = llm.generate([5, 6], SamplingParams(max_tokens=400, ignore_eos=True))
+        await anext(deltas)
+        return deltas
+
+    before = llm._loop._engine.stats().generated_tokens_total
+    loop = asyncio.new_event_loop()
+    deltas = loop.run_until_complete(first())
+    loop.close()
+    deadline = time.monotonic() + 10
+    while blocks_used(llm):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert llm._loop._engine.stats().generated_tokens_total < before + 400
+    del deltas
+
+
+def test_an_engine_that_breaks_ends_every_request_with_an_error(path: str) -> None:
+    llm = AsyncLLM(path, kv_cache_memory_bytes=2**20)
+
+    def broken() -> Any:
+        raise RuntimeError("a bug")
+
+    async def run() -> list[Any]:
+        return await asyncio.gather(*(text_of(llm, [5 + n]) for n in range(3)), return_exceptions=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)
+        patch.setattr(llm._loop._engine, "step", broken)
+        assert [str(error) for error in asyncio.run(run())] == [
+            "the engine failed; the traceback says why"
+        ] * 3
+    with pytest.raises(EngineError, match="was closed"):
+        asyncio.run(text_of(llm, [5]))
+
+
+def test_what_is_asked_while_the_model_closes_ends(path: str) -> None:
+    async def run() -> list[Any]:
+        llm = AsyncLLM(path, kv_cache_memory_bytes=2**20)
+        llm._loop._commands.put(None)
+        asked = [asyncio.create_task(text_of(llm, [5])) for _ in range(3)]
+        await llm.close()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for error in asyncio.run(asyncio.wait_for(run(), 30)):
+        assert isinstance(error, EngineError)
+        assert "was closed" in str(error)
 
 
 def test_closing_ends_what_runs_with_an_error(path: str) -> None:

@@ -81,6 +81,24 @@ def test_beams_share_the_prompt(path: str) -> None:
     assert most <= 13 + 6 + 1  # the prompt has 200 tokens; six beams write at most one block each
 
 
-def test_a_width_out_of_range_is_refused() -> None:
-    with pytest.raises(ParameterError, match="beam_width is 11, expected 1 to 10"):
-        BeamSearchParams(beam_width=11, max_tokens=5)
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("beam_width", 11, "beam_width is 11, expected 1 to 10"),
+        ("beam_width", 2.5, "beam_width is 2.5, expected int"),
+        ("max_tokens", 0, "max_tokens is 0, expected at least 1"),
+        ("max_tokens", None, "max_tokens is None, expected int"),
+        ("length_penalty", 1000.0, "length_penalty is 1000.0, expected -10 to 10"),
+        ("length_penalty", float("nan"), "length_penalty is nan, expected -10 to 10"),
+    ],
+)
+def test_an_unusable_parameter_is_refused_by_name(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(ParameterError, match=expected) as refused:
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 5, field: value})
+    assert refused.value.param == field
+
+
+def test_parameters_of_another_kind_are_refused(path: str) -> None:
+    llm = LLM(path, kv_cache_memory_bytes=2**20)
+    with pytest.raises(ParameterError, match="expected BeamSearchParams, found dict"):
+        llm.beam_search([[5]], {"beam_width": 2, "max_tokens": 2})  # type: ignore[arg-type]

@@ -78,11 +78,27 @@ def test_prompts_may_be_any_sequence_of_whole_numbers(tiny: LLM) -> None:
     expected = tiny.generate([[5, 6, 7]], GREEDY)[0].outputs
     for prompt in (np.array([5, 6, 7]), (5, 6, 7), range(5, 8), {"prompt_token_ids": [5, 6, 7]}):
         assert tiny.generate([prompt], GREEDY)[0].outputs == expected  # type: ignore[list-item]
-    for bad in (b"Hello", None, [5, "x"], [True, True], {"prompt": 5}, {"text": "x"}, {}):
+    for bad in (
+        b"Hello",
+        None,
+        [5, "x"],
+        [True, True],
+        {"prompt": 5},
+        {"text": "x"},
+        {"prompt": "x", 5: 6},
+        {},
+    ):
         with pytest.raises(ParameterError, match="a prompt"):
             tiny.generate([bad], GREEDY)  # type: ignore[list-item]
-    with pytest.raises(ParameterError, match="expected SamplingParams"):
-        tiny.generate([[5]], {"temperature": 0})  # type: ignore[arg-type]
+    for params in ({"temperature": 0}, [{"temperature": 0}], 5, "greedy"):
+        with pytest.raises(ParameterError, match="expected SamplingParams"):
+            tiny.generate([[5]], params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", ["hello", 5, None, {"role": "user", "content": "x"}, [{}, "x"], ["x"]])
+def test_what_is_no_conversation_is_refused(tiny: LLM, messages: Any) -> None:
+    with pytest.raises(ParameterError, match=r"a conversation is .*, expected a list of messages"):
+        tiny.chat(messages)
 
 
 def test_threads_take_turns(tiny: LLM) -> None:

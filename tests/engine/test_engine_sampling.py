@@ -147,3 +147,13 @@ def test_no_end_before_min_tokens(folder: Path) -> None:
 def test_a_bias_outside_the_vocabulary_is_refused(folder: Path) -> None:
     with pytest.raises(ParameterError, match="token id 133 is outside the vocabulary of 128"):
         run(start(folder), PROMPT, logit_bias={133: 5.0})
+
+
+@pytest.mark.parametrize("config", [{}, {"max_num_seqs": 1}])
+def test_where_nothing_is_to_be_generated_every_continuation_ends(
+    folder: Path, config: dict[str, Any]
+) -> None:
+    events = run(start(folder, **config), PROMPT, n=3, max_tokens=0, prompt_logprobs=0)
+    ends = [(event.index, event.finish_reason) for event in events if event.finish_reason]
+    assert ends == [(0, "length"), (1, "length"), (2, "length")]
+    assert len(prompt_logprobs(events)) == len(PROMPT) - 1

@@ -73,6 +73,13 @@ def test_dry_penalises_the_longest_repetition_that_a_token_would_prolong(
         assert float(got[token]) == pytest.approx(expected)
 
 
+def test_dry_of_a_very_long_repetition_bans_and_does_not_overflow() -> None:
+    logits = torch.zeros(VOCAB)
+    got = rules(logits, [3] + [1] * 1500, 0, dry_multiplier=0.8, dry_base=1.75)
+    assert torch.isinf(got).nonzero().flatten().tolist() == [1]
+    assert got[[0, 2, 3]].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_bias_and_bans() -> None:
     logits = torch.randn(VOCAB)
     got = rules(logits, [1, 2, 3], 1, logit_bias={4: 2.5, 0: -100.0}, forbidden=(7, 8))

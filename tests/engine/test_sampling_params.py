@@ -33,6 +33,7 @@ NAN = float("nan")
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
         ("repetition_penalty", float("inf")),
         ("dry_multiplier", -1.0),
         ("dry_base", 0.5),
@@ -46,15 +47,19 @@ NAN = float("nan")
         ("min_tokens", -1),
         ("min_tokens", 17),
         ("stop", [1]),
+        ("stop", 1),
         ("stop", [""]),
         ("stop", ["x"] * 17),
         ("stop", ["x" * 257]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
+        ("stop_token_ids", 5),
         ("bad_words", [""]),
         ("logit_bias", {5: 101.0}),
         ("logit_bias", {5: NAN}),
         ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", 5),
         ("ignore_eos", "yes"),
         ("logprobs", 21),
         ("logprobs", -1),
@@ -77,3 +82,10 @@ def test_lists_may_be_given_as_people_write_them() -> None:
     params = SamplingParams(stop="x", stop_token_ids=[3], bad_words=["y"], logit_bias={1: 2})  # type: ignore[arg-type]
     assert (params.stop, params.stop_token_ids, params.bad_words) == (("x",), (3,), ("y",))
     assert SamplingParams(stop=None, logit_bias=None).stop == ()  # type: ignore[arg-type]
+
+
+def test_a_wrong_type_is_told_with_the_right_one() -> None:
+    with pytest.raises(ParameterError, match=r"logit_bias is \{'5': 1\.0\}, expected dict\[int, float\]"):
+        SamplingParams(logit_bias={"5": 1.0})  # type: ignore[dict-item]
+    with pytest.raises(ParameterError, match="temperature is 'warm', expected float"):
+        SamplingParams(temperature="warm")  # type: ignore[arg-type]
