@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
-from live_daemon import MODEL, LiveDaemon, eventually, live_daemon
+from live_daemon import BLOCK_BYTES, MODEL, LiveDaemon, eventually, live_daemon
 
 pytestmark = pytest.mark.starter
 
@@ -88,3 +89,33 @@ def test_while_the_model_loads_health_answers_and_requests_wait(
         assert daemon.get("/ready").status_code == 200
     finally:
         daemon.end()
+
+
+def unseeded(daemon: LiveDaemon) -> list[str]:
+    """Sampled answers to requests that bring no seed, one after the other."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 12, "temperature": 1}
+    return [daemon.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)]
+
+
+def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_of_the_daemon(
+    starter_models_dir: Path, tmp_path: Path
+) -> None:
+    with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
+        first = unseeded(daemon)
+        assert len(set(first)) == 3
+        daemon.worker().kill()
+        assert eventually(lambda: daemon.metric("appliance_worker_restarts_total") == 1, 30.0)
+        assert unseeded(daemon) == first
+    with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
+        assert unseeded(daemon) == first
+    with live_daemon(starter_models_dir, tmp_path, seed=43) as daemon:
+        assert not set(unseeded(daemon)) & set(first)
+
+
+def test_gpu_memory_utilization_sizes_the_pool_of_a_daemon(starter_models_dir: Path, tmp_path: Path) -> None:
+    share = 100 * BLOCK_BYTES / psutil.virtual_memory().available
+    settings = {"kv_cache_memory_bytes": "", "gpu_memory_utilization": share}
+    with live_daemon(starter_models_dir, tmp_path, **settings) as daemon:
+        assert eventually(lambda: daemon.metric("appliance_kv_blocks") > 0, 1.0)
+        # The weights come first, and other programs take and free memory meanwhile.
+        assert 80 <= daemon.metric("appliance_kv_blocks") <= 120
