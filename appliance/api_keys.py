@@ -17,6 +17,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from appliance.files import open_lock, sync
+
 PREFIX = "ak-"
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -108,8 +110,7 @@ class KeyFile:
     def _locked(self) -> Iterator[None]:
         lock = self.path.with_name(f".{self.path.name}.lock")
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = open_lock(lock, 0o600)
         except OSError as error:
             raise KeyFileError(f"cannot write to {lock.parent}: {error}") from None
         try:
@@ -126,7 +127,10 @@ class KeyFile:
                 "".join(f"{name}:{value}\n" for name, value in entries.items()), encoding="utf-8"
             )
             fresh.chmod(mode)
+            sync(fresh)
             fresh.replace(self.path)
+            # Or a key that was revoked could be back after a power cut.
+            sync(self.path.parent)
         except OSError as error:
             raise KeyFileError(f"cannot write {self.path}: {error}") from None
 

@@ -18,6 +18,7 @@ from typing import IO
 
 import msgspec
 
+from appliance.files import open_lock, sync
 from appliance.names import ModelError, ModelName, choose, did_you_mean
 from appliance.sampling import SamplingDefaults
 
@@ -196,8 +197,8 @@ class Store:
         target = self.folder(full)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging.rename(target)
-        _sync(target.parent)
-        _sync(self.models_dir)
+        sync(target.parent)
+        sync(self.models_dir)
         return self._read(full)
 
     @contextlib.contextmanager
@@ -209,8 +210,7 @@ class Store:
         """
         path = self.models_dir / PARTIAL / f"{full}.lock"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_lock(path, 0o644)
         except OSError as error:
             raise StoreError(f"cannot write to {path.parent}: {error}; see --download-dir") from None
         try:
@@ -351,16 +351,8 @@ def _tree_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _sync_tree(folder: Path) -> None:
     for path in folder.iterdir():
         if not path.is_symlink():
-            _sync(path)
-    _sync(folder)
+            sync(path)
+    sync(folder)
