@@ -12,7 +12,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from live_daemon import BLOCK_BYTES, MODEL, LiveDaemon, eventually, live_daemon
+from live_daemon import BLOCK_BYTES, MODEL, START_TIMEOUT_S, LiveDaemon, eventually, live_daemon
 
 pytestmark = pytest.mark.starter
 
@@ -26,6 +26,7 @@ TIMEOUT_S = 4.0
 def kept(starter_models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDaemon]:
     """A daemon with a key, a name of the owner's and little patience."""
     settings = {"api_key": "secret", "served_model_name": "house-model", "request_timeout": TIMEOUT_S}
+    settings["max_num_seqs"] = 200
     with live_daemon(starter_models_dir, tmp_path_factory.mktemp("kept"), **settings) as daemon:
         yield daemon
 
@@ -40,6 +41,13 @@ def test_without_the_key_nothing_but_health_is_told(kept: LiveDaemon) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     models = openai.OpenAI(base_url=f"{kept.url}/v1", api_key="secret").models.list()
     assert [model.id for model in models] == ["house-model"]
+
+
+def test_the_limits_in_force_are_shown(kept: LiveDaemon) -> None:
+    (model,) = httpx.get(f"{kept.url}/v1/models", headers=KEY).json()["data"]
+    limits = {name: model[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
+    # Every request may have a token, so a step has room for more than the default of 128.
+    assert limits == {"max_model_len": 512, "max_num_seqs": 200, "max_num_batched_tokens": 200}
 
 
 def test_a_request_that_takes_too_long_is_ended_and_told(kept: LiveDaemon) -> None:
@@ -104,7 +112,7 @@ def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_of_the_daemon(
         first = unseeded(daemon)
         assert len(set(first)) == 3
         daemon.worker().kill()
-        assert eventually(lambda: daemon.metric("appliance_worker_restarts_total") == 1, 30.0)
+        assert eventually(lambda: daemon.metric("appliance_worker_restarts_total") == 1, START_TIMEOUT_S)
         assert unseeded(daemon) == first
     with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
         assert unseeded(daemon) == first

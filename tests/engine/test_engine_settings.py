@@ -174,7 +174,7 @@ def test_max_num_batched_tokens_bounds_the_tokens_of_a_step(model: str) -> None:
         tokens.append(plan.n_tokens)
         engine.run(plan)
     assert tokens == [16, 16, 8]
-    assert start(model, max_num_batched_tokens=16, max_num_seqs=20).scheduler.limits.token_budget == 20
+    assert start(model, max_num_batched_tokens=16, max_num_seqs=20).info.max_num_batched_tokens == 20
 
 
 def test_enable_prefix_caching(model: str) -> None:
