@@ -101,7 +101,7 @@ def test_while_the_model_loads_health_answers_and_requests_wait(
 
 def unseeded(daemon: LiveDaemon) -> list[str]:
     """Sampled answers to requests that bring no seed, one after the other."""
-    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 12, "temperature": 1}
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 1}
     return [daemon.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)]
 
 
