@@ -37,6 +37,7 @@ def endless(**fields: Any) -> dict[str, Any]:
 
 def test_without_the_key_nothing_but_health_is_told(kept: LiveDaemon) -> None:
     assert [kept.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 401]
+    assert [httpx.head(kept.url + path).status_code for path in ("/health", "/ready")] == [200, 200]
     refused = kept.post("/v1/chat/completions", endless())
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     models = openai.OpenAI(base_url=f"{kept.url}/v1", api_key="secret").models.list()
