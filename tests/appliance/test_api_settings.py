@@ -102,11 +102,11 @@ def test_while_the_model_loads_health_answers_and_requests_wait(
 
 def unseeded(daemon: LiveDaemon) -> list[str]:
     """Sampled answers to requests that bring no seed, one after the other."""
-    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 1}
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 6, "temperature": 1}
     return [daemon.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)]
 
 
-def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_of_the_daemon(
+def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_another_gives_others(
     starter_models_dir: Path, tmp_path: Path
 ) -> None:
     with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
@@ -114,8 +114,6 @@ def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_of_the_daemon(
         assert len(set(first)) == 3
         daemon.worker().kill()
         assert eventually(lambda: daemon.metric("appliance_worker_restarts_total") == 1, START_TIMEOUT_S)
-        assert unseeded(daemon) == first
-    with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
         assert unseeded(daemon) == first
     with live_daemon(starter_models_dir, tmp_path, seed=43) as daemon:
         assert not set(unseeded(daemon)) & set(first)
