@@ -17,6 +17,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from appliance.files import open_lock, sync
+
 PREFIX = "ak-"
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,8 +34,7 @@ class KeyFile:
     """A file of hashed keys. What changes it holds a lock, and replaces the file as a whole."""
 
     def __init__(self, path: Path) -> None:
-        # Through links, so that replacing the file does not replace a link to it.
-        self.path = Path(os.path.realpath(path))
+        self.path = path
 
     def entries(self) -> dict[str, str]:
         """The hash of each key by its name; {} where there is no file.
@@ -106,10 +107,9 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = self.path.with_name(f".{self.path.name}.lock")
+        lock = self._target.with_name(f".{self._target.name}.lock")
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = open_lock(lock, 0o600)
         except OSError as error:
             raise KeyFileError(f"cannot write to {lock.parent}: {error}") from None
         try:
@@ -118,15 +118,26 @@ class KeyFile:
         finally:
             os.close(handle)
 
+    @property
+    def _target(self) -> Path:
+        """The file behind the links, so that replacing it does not replace a link to it."""
+        return Path(os.path.realpath(self.path))
+
     def _write(self, entries: dict[str, str]) -> None:
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        mode = self.path.stat().st_mode & 0o777 if self.path.exists() else 0o600
+        target = self._target
+        fresh = target.with_name(f".{target.name}.new")
+        text = "".join(f"{name}:{value}\n" for name, value in entries.items())
         try:
-            fresh.write_text(
-                "".join(f"{name}:{value}\n" for name, value in entries.items()), encoding="utf-8"
-            )
-            fresh.chmod(mode)
-            fresh.replace(self.path)
+            before = target.stat() if target.exists() else None
+            fresh.write_text(text, encoding="utf-8")
+            fresh.chmod(before.st_mode & 0o777 if before else 0o600)
+            if before and before.st_uid != os.geteuid():
+                # Root has changed what belongs to the daemon's user, who must be able to read it still.
+                os.chown(fresh, before.st_uid, before.st_gid)
+            sync(fresh)
+            fresh.replace(target)
+            # Or a key that was revoked could be back after a power cut.
+            sync(target.parent)
         except OSError as error:
             raise KeyFileError(f"cannot write {self.path}: {error}") from None
 
@@ -142,7 +153,9 @@ class KeyRing:
         self._file = KeyFile(path)
         self._filed: tuple[bytes, ...] = ()
         self._seen: tuple[int, ...] | None = None
+        self._problem = ""
         self._was_required = False
+        self._refresh()
 
     @property
     def is_required(self) -> bool:
@@ -162,20 +175,26 @@ class KeyRing:
     def _refresh(self) -> None:
         try:
             found = os.stat(self._file.path)
-            seen: tuple[int, ...] | None = (found.st_ino, found.st_size, found.st_mtime_ns)
+            # The time of the last change, permissions included.
+            seen: tuple[int, ...] | None = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         except OSError:
             seen = None
-        if seen != self._seen:
+        # What could not be read is tried again: perhaps only files were short.
+        if seen != self._seen or self._problem:
             self._seen, self._filed = seen, self._read()
         self._was_required = self._was_required or bool(self._fixed) or seen is not None
 
     def _read(self) -> tuple[bytes, ...]:
         try:
-            return tuple(bytes.fromhex(value) for value in self._file.entries().values())
+            entries = self._file.entries()
         except KeyFileError as error:
             # Rather nobody than somebody whose key was to be revoked.
-            log.error("no key of the file is accepted: %s", error)
+            if str(error) != self._problem:
+                log.error("no key of the file is accepted: %s", error)
+            self._problem = str(error)
             return ()
+        self._problem = ""
+        return tuple(bytes.fromhex(value) for value in entries.values())
 
 
 def digest(key: bytes) -> bytes:

@@ -93,7 +93,8 @@ def resolve(flags: Mapping[str, Any] | None = None, source: Source = COMMAND_LIN
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environment = _from_environment(os.environ)
     config_dir = given.get("config_dir") or environment.get("config_dir") or Settings().config_dir
-    path = Path(config_dir).expanduser() / CONFIG_FILE
+    # A home folder that is not known is refused with the other settings.
+    path = Path(os.path.expanduser(config_dir)) / CONFIG_FILE
     file = Source(str(path), repr)
     values: dict[str, Any] = {}
     places: dict[str, Source] = {}
@@ -166,11 +167,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Editors of other systems begin a file with a mark that TOML doesn't know.
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from None
+    for name, value in found.items():
+        if isinstance(value, dict) and name not in FOREIGN:
+            raise SettingsError(
+                f"{path} has a section [{name}]; settings stand in no section, leave that line out"
+            )
+    return found
 
 
 def _nearest(name: str, layer: Source) -> str:

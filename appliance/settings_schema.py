@@ -5,20 +5,34 @@ The command line's help, `docs/configuration.md` and `docs/config.toml` are made
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.sampling_params import MAX_SEED
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 KEYS_FILE = "api_keys"
+# What fits into the messages between daemon and worker.
+MAX_BYTES = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+_HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _ORIGIN = re.compile(r"https?://[^/?#\s@*]+")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _KEY = re.compile(r"[!-~]+")
 
 
@@ -76,6 +90,30 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
 
+def _host(text: str) -> str:
+    """A name or address, as a Host header has it but for the brackets of an IPv6 address."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        name = text.lower()
+    if not _HOST.fullmatch(name):
+        raise ValueError(
+            f"{text!r} is no host; expected a name or address without scheme and port, such as box.lan, "
+            "192.168.1.5 or ::1"
+        )
+    return name
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers send it: in lower case, and without the port that its scheme implies."""
+    origin = text.lower().rstrip("/")
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ValueError(
+            f"{text!r} is no origin; expected one such as https://chat.lan or http://localhost:3000"
+        )
+    return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(":")[0], ""))
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 BlockSize = Annotated[Literal[8, 16, 32, 64], BeforeValidator(_whole)]
 
@@ -126,6 +164,7 @@ class ModelSettings(_Section):
         absent="all cores that the process may use",
         example=4,
         ge=1,
+        le=1024,
     )
     enforce_eager: bool = setting(
         False,
@@ -153,6 +192,7 @@ class MemorySettings(_Section):
         absent="the model's own",
         example=4096,
         ge=16,
+        le=MAX_TOKENS,
     )
     max_num_seqs: int = setting(64, "Most requests in one step; others wait.", unit="requests", ge=1, le=1024)
     max_num_batched_tokens: int = setting(
@@ -170,6 +210,7 @@ class MemorySettings(_Section):
         absent="planned from the memory that is free",
         example=2**31,
         ge=1,
+        le=MAX_BYTES,
     )
     gpu_memory_utilization: float | None = setting(
         None,
@@ -293,10 +334,27 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     @classmethod
     def _empty_is_absent(cls, values: Any) -> Any:
         """An empty text takes a setting back that a file or the environment made."""
-        optional = {name for name, field in cls.model_fields.items() if field.default is None}
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not (name in optional and value == "")}
+        return {name: value for name, value in values.items() if value != ""}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_true(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("Input should not be true or false, which only switches take")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        return _host(host)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_host, hosts))
 
     @field_validator("api_key")
     @classmethod
@@ -308,12 +366,7 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     @field_validator("allowed_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin.lower().rstrip("/")):
-                raise ValueError(
-                    f"{origin!r} is no origin; expected one such as https://chat.lan or http://localhost:3000"
-                )
-        return tuple(origin.lower().rstrip("/") for origin in origins)
+        return tuple(map(_origin, origins))
 
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Settings:
@@ -325,7 +378,10 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     @field_validator("download_dir", "config_dir", "api_keys_file", "ssl_certfile", "ssl_keyfile")
     @classmethod
     def _at_home(cls, path: Path | None) -> Path | None:
-        return path.expanduser() if path else None
+        try:
+            return path and path.expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"no home folder is known: {error}") from None
 
     @property
     def keys_file(self) -> Path:
@@ -335,7 +391,7 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     def url(self, port: int | None = None) -> str:
         """Where programs on this machine reach the daemon, on `port` where the setting leaves that open."""
         scheme = "https" if self.ssl_certfile else "http"
-        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or self.port}"
 
     def engine_config(self, model_path: Path) -> EngineConfig:

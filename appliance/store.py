@@ -17,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from appliance.files import open_lock, sync
 from appliance.model_files import CONFIG, find_model, looks_like_path, model_name, size_of
 from appliance.names import ModelError, ModelName, choose, did_you_mean
 from appliance.sampling import SamplingDefaults
@@ -197,8 +198,8 @@ class Store:
         target = self.folder(full)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging.rename(target)
-        _sync(target.parent)
-        _sync(self.models_dir)
+        sync(target.parent)
+        sync(self.models_dir)
         return self._read(full)
 
     @contextlib.contextmanager
@@ -210,8 +211,7 @@ class Store:
         """
         path = self.models_dir / PARTIAL / f"{full}.lock"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_lock(path, 0o644)
         except OSError as error:
             raise StoreError(f"cannot write to {path.parent}: {error}; see --download-dir") from None
         try:
@@ -319,15 +319,7 @@ def _tree_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _sync_tree(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink():
-            _sync(path)
+            sync(path)

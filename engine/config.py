@@ -45,6 +45,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         max_model_len: the context actually served: min(asked for, the model's, what the KV pool holds).
+        max_num_batched_tokens: most tokens computed in one step, which may be more than was asked for.
         model_context_len: what the model was made for.
         notes: sentences for the log, where something is not as was asked for.
         backend: how steps are executed ("torch").
@@ -54,6 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     vocab_size: int
     max_model_len: int
+    max_num_batched_tokens: int
     model_context_len: int
     num_blocks: int
     block_size: int

@@ -50,6 +50,7 @@ class Engine:
             architecture=model.spec.architecture,
             vocab_size=model.spec.vocab_size,
             max_model_len=model.memory.max_model_len,
+            max_num_batched_tokens=limits.token_budget,
             model_context_len=model.spec.context_len,
             num_blocks=model.memory.num_blocks,
             block_size=config.block_size,

@@ -41,6 +41,17 @@ def install(wheel: Path, folder: Path) -> Path:
     return folder / "bin"
 
 
+def version(scripts: Path) -> str:
+    """What the installed command says of itself."""
+    command = [scripts / "appliance", "version"]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
+
+
+def generate(scripts: Path, golden: Path) -> None:
+    code = GENERATE.format(model=str(golden / "gguf_q4_1" / "mini-q4_1.gguf"))
+    subprocess.run([scripts / "python", "-c", code], cwd="/", check=True)
+
+
 @pytest.fixture(scope="module")
 def native_wheel(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(repo_root, tmp_path_factory.mktemp("native"))
@@ -59,12 +70,8 @@ def test_the_wheel_holds_the_package_and_no_sources_of_the_library(native_wheel:
 
 def test_the_installed_wheel_runs(native_wheel: Path, golden: Path, tmp_path: Path) -> None:
     scripts = install(native_wheel, tmp_path / "env")
-    version = subprocess.run(
-        [scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True
-    )
-    assert "native library: built" in version.stdout
-    code = GENERATE.format(model=str(golden / "gguf_q4_1" / "mini-q4_1.gguf"))
-    subprocess.run([scripts / "python", "-c", code], cwd="/", check=True)
+    assert "native library: built" in version(scripts)
+    generate(scripts, golden)
 
 
 def test_without_a_compiler_it_installs_runs_and_says_so(
@@ -73,9 +80,5 @@ def test_without_a_compiler_it_installs_runs_and_says_so(
     wheel = build_wheel(repo_root, tmp_path / "pure", CC="/no/such/cc", CXX="/no/such/c++")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     scripts = install(wheel, tmp_path / "env")
-    version = subprocess.run(
-        [scripts / "appliance", "version"], cwd="/", capture_output=True, text=True, check=True
-    )
-    assert "not built (no C++ compiler at install)" in version.stdout
-    code = GENERATE.format(model=str(golden / "gguf_q4_1" / "mini-q4_1.gguf"))
-    subprocess.run([scripts / "python", "-c", code], cwd="/", check=True)
+    assert "not built (no C++ compiler at install)" in version(scripts)
+    generate(scripts, golden)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import logging
 import ssl
+from pathlib import Path
 
 from appliance.api_keys import KeyFile
 from appliance.settings import LOOPBACK_HOSTS, Settings, SettingsError
+
+log = logging.getLogger(__name__)
 
 
 def check(settings: Settings) -> None:
@@ -69,6 +74,32 @@ def _load_certificates(settings: Settings) -> None:
             f"ssl_certfile {settings.ssl_certfile} and ssl_keyfile {settings.ssl_keyfile} cannot be used: "
             f"{_reason(error)}; expected a certificate chain and its private key in PEM, without a passphrase"
         ) from None
+    complaint = _complaint(context, settings.ssl_certfile)
+    if complaint:
+        log.warning(
+            "ssl_certfile %s: %s; clients will refuse it, set one that is valid now",
+            settings.ssl_certfile,
+            complaint,
+        )
+
+
+def _complaint(server: ssl.SSLContext, certfile: Path | None) -> str:
+    """What a client that knows this very certificate has against it, such as its dates; "" if nothing."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certfile)
+    upstream, downstream = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(downstream, upstream)
+    answering = server.wrap_bio(upstream, downstream, server_side=True)
+    # Hello; hello with the certificate; judgement.
+    for side in (asking, answering, asking):
+        try:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            return str(error.verify_message)
+    return ""
 
 
 def _no_passphrase() -> str:

@@ -14,7 +14,7 @@ from appliance.daemon.errors import ApiError
 from appliance.settings import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-_WILDCARDS = ("0.0.0.0", "::", "")
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 class AccessGuard:
@@ -26,9 +26,7 @@ class AccessGuard:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._names = frozenset(
-            name.lower() for name in (*LOOPBACK_HOSTS, settings.host, *settings.allowed_hosts)
-        )
+        self._names = frozenset((*LOOPBACK_HOSTS, settings.host, *settings.allowed_hosts))
         # Rebinding needs a name; whoever binds to all addresses means to be reached by any of them.
         self._any_address = settings.host in _WILDCARDS
         self._origins = frozenset(settings.allowed_origins)

@@ -29,7 +29,7 @@ def bind(settings: Settings) -> socket.socket:
     """
     host, port = settings.host, settings.port
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise SettingsError(f"host {host!r} is no address of this machine: {error.strerror}") from None
     family, kind, protocol, _, address = found[0]

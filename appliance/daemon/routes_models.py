@@ -27,7 +27,7 @@ async def show_model(request: Request, name: str) -> Response:
 
 
 def _describe(daemon: Daemon) -> dict[str, Any]:
-    """OpenAI's model object with the limits that are in force; `max_model_len` is null until the model is loaded."""
+    """OpenAI's model object with the limits that are in force; what the engine decides is null until it is loaded."""
     info = daemon.router.worker(daemon.model_name).info
     return {
         "id": daemon.model_name,
@@ -36,5 +36,5 @@ def _describe(daemon: Daemon) -> dict[str, Any]:
         "owned_by": "appliance",
         "max_model_len": info.max_model_len if info else None,
         "max_num_seqs": daemon.settings.max_num_seqs,
-        "max_num_batched_tokens": daemon.settings.max_num_batched_tokens,
+        "max_num_batched_tokens": info.max_num_batched_tokens if info else None,
     }

@@ -8,16 +8,19 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.daemon.state import Daemon
 
+# Load balancers and monitors often ask for the status alone.
+PROBES = ["GET", "HEAD"]
+
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=PROBES)
 async def health() -> Response:
     """The process lives, whatever the model does."""
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=PROBES)
 async def ready(request: Request) -> Response:
     """200 when a request would be served now, else 503 and why not."""
     daemon: Daemon = request.app.state.daemon

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -106,12 +108,49 @@ def test_no_loss_of_the_file_opens_the_door(path: Path, caplog: pytest.LogCaptur
     assert ring.accepts(b"fixed")
     path.unlink()
     assert not ring.accepts(key.encode())
-    only_filed = KeyRing((), path)
     KeyFile(path).new("last")
-    assert only_filed.is_required
+    only_filed = KeyRing((), path)
     path.unlink()
     assert only_filed.is_required
     assert not only_filed.accepts(b"")
+
+
+def test_a_file_that_could_not_be_read_for_a_while_is_read_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, key = KeyFile(path).new()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ring = KeyRing((), path)
+    os.utime(path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert [ring.accepts(key.encode()), ring.accepts(key.encode())] == [False, False]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caplog.text.count("no key of the file is accepted: ") == 1
+    assert ring.accepts(key.encode())
+
+
+def test_a_link_that_comes_to_lead_elsewhere_is_followed(path: Path, tmp_path: Path) -> None:
+    _, old = KeyFile(path).new()
+    _, new = KeyFile(tmp_path / "next").new()
+    link, other = tmp_path / "link", tmp_path / "other"
+    link.symlink_to(path)
+    ring = KeyRing((), link)
+    assert ring.accepts(old.encode())
+    other.symlink_to(tmp_path / "next")
+    other.replace(link)
+    assert [ring.accepts(key.encode()) for key in (old, new)] == [False, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_the_file_stays_its_owners_when_root_changes_it(path: Path) -> None:
+    KeyFile(path).new("alice")
+    os.chown(path, 12345, 12346)
+    path.chmod(0o640)
+    KeyFile(path).revoke("alice")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (12345, 12346, 0o640)
 
 
 def medians(*actions: Callable[[], bool], rounds: int = 41) -> list[float]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
-from live_daemon import MODEL, LiveDaemon, eventually, live_daemon
+from live_daemon import BLOCK_BYTES, MODEL, START_TIMEOUT_S, LiveDaemon, eventually, live_daemon
 
 pytestmark = pytest.mark.starter
 
@@ -25,6 +26,7 @@ TIMEOUT_S = 4.0
 def kept(starter_models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDaemon]:
     """A daemon with a key, a name of the owner's and little patience."""
     settings = {"api_key": "secret", "served_model_name": "house-model", "request_timeout": TIMEOUT_S}
+    settings["max_num_seqs"] = 200
     with live_daemon(starter_models_dir, tmp_path_factory.mktemp("kept"), **settings) as daemon:
         yield daemon
 
@@ -35,10 +37,18 @@ def endless(**fields: Any) -> dict[str, Any]:
 
 def test_without_the_key_nothing_but_health_is_told(kept: LiveDaemon) -> None:
     assert [kept.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 401]
+    assert [httpx.head(kept.url + path).status_code for path in ("/health", "/ready")] == [200, 200]
     refused = kept.post("/v1/chat/completions", endless())
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     models = openai.OpenAI(base_url=f"{kept.url}/v1", api_key="secret").models.list()
     assert [model.id for model in models] == ["house-model"]
+
+
+def test_the_limits_in_force_are_shown(kept: LiveDaemon) -> None:
+    (model,) = httpx.get(f"{kept.url}/v1/models", headers=KEY).json()["data"]
+    limits = {name: model[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
+    # Every request may have a token, so a step has room for more than the default of 128.
+    assert limits == {"max_model_len": 512, "max_num_seqs": 200, "max_num_batched_tokens": 200}
 
 
 def test_a_request_that_takes_too_long_is_ended_and_told(kept: LiveDaemon) -> None:
@@ -88,3 +98,31 @@ def test_while_the_model_loads_health_answers_and_requests_wait(
         assert daemon.get("/ready").status_code == 200
     finally:
         daemon.end()
+
+
+def unseeded(daemon: LiveDaemon) -> list[str]:
+    """Sampled answers to requests that bring no seed, one after the other."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 6, "temperature": 1}
+    return [daemon.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)]
+
+
+def test_a_seed_repeats_answers_after_a_restart_of_the_worker_and_another_gives_others(
+    starter_models_dir: Path, tmp_path: Path
+) -> None:
+    with live_daemon(starter_models_dir, tmp_path, seed=42) as daemon:
+        first = unseeded(daemon)
+        assert len(set(first)) == 3
+        daemon.worker().kill()
+        assert eventually(lambda: daemon.metric("appliance_worker_restarts_total") == 1, START_TIMEOUT_S)
+        assert unseeded(daemon) == first
+    with live_daemon(starter_models_dir, tmp_path, seed=43) as daemon:
+        assert not set(unseeded(daemon)) & set(first)
+
+
+def test_gpu_memory_utilization_sizes_the_pool_of_a_daemon(starter_models_dir: Path, tmp_path: Path) -> None:
+    share = 100 * BLOCK_BYTES / psutil.virtual_memory().available
+    settings = {"kv_cache_memory_bytes": "", "gpu_memory_utilization": share}
+    with live_daemon(starter_models_dir, tmp_path, **settings) as daemon:
+        assert eventually(lambda: daemon.metric("appliance_kv_blocks") > 0, 1.0)
+        # The weights come first, and other programs take and free memory meanwhile.
+        assert 80 <= daemon.metric("appliance_kv_blocks") <= 120

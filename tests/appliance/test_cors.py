@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
+from asgi_call import call
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
@@ -21,21 +21,9 @@ PREFLIGHT = {"access-control-request-method": "POST"}
 
 def ask(settings: Settings, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
     """Status and headers of an answer."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
     app: ASGIApp = AccessGuard(PlainTextResponse("yes"), settings)
     app = Cors(ErrorEdge(app, Metrics(list)), settings.allowed_origins)
-    named = {"host": "localhost", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    raw = [(name.encode(), value.encode()) for name, value in named.items()]
-    scope = {"type": "http", "method": method, "path": "/v1/models", "headers": raw}
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return call(app, {"host": "localhost", **headers}, method)
 
 
 def settings(**given: Any) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from appliance.daemon.listener import PortTakenError, bind
 from appliance.settings import Settings, SettingsError
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> dict[str, Path]:
-    issued = trustme.CA().issue_cert("localhost")
+def issue(tmp_path: Path, **dates: datetime) -> dict[str, Path]:
+    issued = trustme.CA().issue_cert("localhost", **dates)
     paths = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
     issued.cert_chain_pems[0].write_to_path(paths["ssl_certfile"])
     issued.private_key_pem.write_to_path(paths["ssl_keyfile"])
     return paths
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> dict[str, Path]:
+    return issue(tmp_path)
 
 
 def refused(tmp_path: Path, **given: Any) -> str:
@@ -29,7 +34,7 @@ def refused(tmp_path: Path, **given: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.168.1.5", "box.lan"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.lan"])
 def test_a_public_address_needs_a_key(host: str, tmp_path: Path) -> None:
     assert refused(tmp_path, host=host).startswith(f"host is {host}, which other machines can reach")
     check(Settings(config_dir=tmp_path, host=host, api_key=("secret",)))
@@ -67,8 +72,25 @@ def test_a_file_of_keys_that_is_named_must_be_there(tmp_path: Path) -> None:
         check(Settings(config_dir=tmp_path, api_keys_file=path))
 
 
-def test_a_certificate_with_its_key_is_taken(certificate: dict[str, Path], tmp_path: Path) -> None:
+def test_a_certificate_with_its_key_is_taken(
+    certificate: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(Settings(config_dir=tmp_path, **certificate))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "complaint"),
+    [(2019, 2020, "certificate has expired"), (2998, 2999, "certificate is not yet valid")],
+)
+def test_a_certificate_of_other_days_is_said_to_be_one(
+    first: int, last: int, complaint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dates = {"not_before": datetime(first, 1, 1), "not_after": datetime(last, 1, 1)}
+    files = issue(tmp_path, **dates)
+    check(Settings(config_dir=tmp_path, **files))
+    wanted = f"ssl_certfile {files['ssl_certfile']}: {complaint}; clients will refuse it, set one that is valid now"
+    assert [record.getMessage() for record in caplog.records] == [wanted]
 
 
 def test_certificates_that_cannot_be_used_are_said_to_be(

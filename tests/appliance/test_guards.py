@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
+from asgi_call import call
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp
 
-from appliance.daemon.errors import ApiError
+from appliance.daemon.errors import ErrorEdge
 from appliance.daemon.guards import AccessGuard
+from appliance.daemon.metrics import Metrics
 from appliance.settings import Settings
 
 
 def status(settings: Settings, path: str = "/v1/models", **headers: str) -> int:
     """The status that a request gets."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    app: ASGIApp = AccessGuard(PlainTextResponse("yes"), settings)
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": "GET", "path": path, "headers": raw}
-    try:
-        asyncio.run(app(scope, receive, send))
-    except ApiError as error:
-        return error.status
-    return int(sent[0]["status"])
+    guarded = ErrorEdge(AccessGuard(PlainTextResponse("yes"), settings), Metrics(dict))
+    return call(guarded, headers, path=path)[0]
 
 
 @pytest.mark.parametrize(

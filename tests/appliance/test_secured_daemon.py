@@ -127,7 +127,7 @@ def test_a_client_that_does_not_know_the_certificate_refuses_it(secured: Secured
 
 
 def test_a_listed_page_may_ask_and_read(secured: Secured) -> None:
-    with httpx.Client(base_url=secured.daemon.url, verify=secured.context) as page:
+    with httpx.Client(base_url=secured.daemon.url, verify=secured.context, timeout=120) as page:
         asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
         asked["Access-Control-Request-Headers"] = "authorization,content-type"
         leave = page.options("/v1/chat/completions", headers=asked)

@@ -65,11 +65,44 @@ def test_a_list_in_the_environment(text: str, keys: tuple[str, ...], monkeypatch
 
 
 def test_an_empty_value_takes_back_what_the_file_sets(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config.write_text("ssl_certfile = '/c'\nssl_keyfile = '/k'\nseed = 7\n")
-    for name in ("SSL_CERTFILE", "SSL_KEYFILE", "SEED"):
-        monkeypatch.setenv(f"APPLIANCE_{name}", "")
-    got = load_settings()
-    assert (got.ssl_certfile, got.ssl_keyfile, got.seed) == (None, None, None)
+    config.write_text(
+        "ssl_certfile = '/c'\nssl_keyfile = '/k'\nseed = 7\nport = 9\nhost = '0.0.0.0'\n"
+        "model = 'other'\nallowed_hosts = ['a']\ndownload_dir = '/elsewhere'\nblock_size = 8\n"
+    )
+    for name in tomllib.loads(config.read_text()):
+        monkeypatch.setenv(f"APPLIANCE_{name.upper()}", "")
+    assert load_settings() == Settings(config_dir=config.parent)
+
+
+def test_hosts_and_origins_are_written_as_browsers_send_them() -> None:
+    got = Settings(
+        host="Box.LAN",
+        allowed_hosts="FD00:0:0::1, my_box",
+        allowed_origins="https://Chat.lan:443/, http://chat.lan:80, http://chat.lan:443, http://[::80]",
+    )
+    assert (got.host, got.allowed_hosts) == ("box.lan", ("fd00::1", "my_box"))
+    assert got.allowed_origins == (
+        "https://chat.lan",
+        "http://chat.lan",
+        "http://chat.lan:443",
+        "http://[::80]",
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(config: Path) -> None:
+    config.write_bytes(b"\xef\xbb\xbfport = 9\r\n")
+    assert load_settings().port == 9
+
+
+@pytest.mark.parametrize("name", ["server", "model"])
+def test_a_section_is_refused_as_such(name: str, config: Path) -> None:
+    config.write_text(f"[{name}]\nport = 9\n")
+    assert refused() == f"{config} has a section [{name}]; settings stand in no section, leave that line out"
+
+
+def test_a_configuration_folder_of_nobody_is_refused() -> None:
+    folder = "~nobody-of-that-name/config"
+    assert refused(config_dir=folder).startswith("config_dir in the command line: no home folder is known")
 
 
 def test_a_home_folder_is_meant_by_a_tilde(config: Path) -> None:
@@ -105,10 +138,12 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("tensor_parallel_size", 0, "greater than or equal to 1"),
     ("block_size", 24, "8, 16, 32 or 64"),
     ("max_model_len", 15, "greater than or equal to 16"),
+    ("max_model_len", 2**31, "less than or equal to"),
     ("max_num_seqs", 0, "greater than or equal to 1"),
     ("max_num_seqs", 1025, "less than or equal to 1024"),
     ("max_num_batched_tokens", 15, "greater than or equal to 16"),
     ("kv_cache_memory_bytes", 0, "greater than or equal to 1"),
+    ("kv_cache_memory_bytes", 2**63, "less than or equal to"),
     ("gpu_memory_utilization", 0.96, "less than or equal to 0.95"),
     ("gpu_memory_utilization", 0, "greater than 0"),
     ("gpu_memory_utilization", float("nan"), "finite"),
@@ -116,9 +151,12 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("enable_prefix_caching", "perhaps", "boolean"),
     ("enforce_eager", "perhaps", "boolean"),
     ("num_threads", 0, "greater than or equal to 1"),
+    ("num_threads", 1025, "less than or equal to 1024"),
     ("seed", -1, "greater than or equal to 0"),
     ("seed", 2**63, "less than or equal to"),
     ("port", 65536, "less than or equal to 65535"),
+    ("port", True, "only switches take"),
+    ("swap_space", False, "only switches take"),
     ("request_timeout", 0, "greater than 0"),
     ("request_timeout", float("inf"), "finite"),
     ("drain_timeout", -1, "greater than or equal to 0"),
@@ -127,8 +165,17 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("served_model_name", 5, "valid string"),
     ("quantization", 5, "valid string"),
     ("host", 5, "valid string"),
+    ("host", "http://127.0.0.1", "without scheme and port"),
+    ("host", "localhost:8000", "without scheme and port"),
+    ("host", "192.168..1", "without scheme and port"),
+    ("host", "x" * 64, "without scheme and port"),
     ("allowed_hosts", 5, "valid tuple"),
+    ("allowed_hosts", "box.lan:8000", "without scheme and port"),
+    ("allowed_hosts", "http://box.lan", "without scheme and port"),
+    ("allowed_hosts", "*", "without scheme and port"),
+    ("allowed_hosts", ["box.lan", ""], "without scheme and port"),
     ("download_dir", 5, "path"),
+    ("download_dir", "~nobody-of-that-name/models", "no home folder is known"),
     ("api_keys_file", 5, "path"),
     ("allowed_origins", "localhost:3000", "expected one such as https://chat.lan"),
     ("allowed_origins", "https://chat.lan/page", "expected one such as https://chat.lan"),

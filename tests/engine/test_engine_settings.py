@@ -11,7 +11,8 @@ import torch
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
-from appliance.engine.errors import MemoryPlanError
+from appliance.engine.errors import ContextLengthError, MemoryPlanError
+from appliance.engine.machine import available_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request
 
@@ -96,13 +97,37 @@ def test_a_seed_makes_requests_without_one_repeatable(model: str) -> None:
     assert run(start(model), 3) != run(start(model), 3)
 
 
+def share_of(num_blocks: int) -> float:
+    """The gpu_memory_utilization that is as much as so many blocks, on this machine and now."""
+    return num_blocks * BLOCK_BYTES / available_memory()
+
+
 def test_gpu_memory_utilization_bounds_a_planned_pool(model: str) -> None:
     with pytest.raises(MemoryPlanError, match="gpu_memory_utilization"):
         start(model, gpu_memory_utilization=1e-9)
     given = start(model, gpu_memory_utilization=1e-9, kv_cache_memory_bytes=5 * BLOCK_BYTES)
     assert given.info.num_blocks == 5
-    # The mini model's pool is so small that any reasonable share holds all that it can use.
-    assert start(model, gpu_memory_utilization=0.5).info.num_blocks == start(model).info.num_blocks
+    # So many sequences that a pool for all of them is larger than either share. Other programs free and take
+    # memory between the two readings.
+    sizes = [
+        start(model, gpu_memory_utilization=share_of(blocks), max_num_seqs=1024).info.num_blocks
+        for blocks in (8000, 2000)
+    ]
+    assert sizes == pytest.approx([8000, 2000], rel=0.2)
+
+
+def test_a_smaller_share_of_the_memory_holds_less_at_once(model: str) -> None:
+    engine = start(model, gpu_memory_utilization=share_of(6), enable_prefix_caching=False)
+    # 40 tokens and an answer of 12 take four blocks; a request that is longer than the pool is refused.
+    assert 4 <= engine.info.num_blocks <= 7
+    assert engine.info.max_model_len == engine.info.num_blocks * 16
+    assert "instead of 512" in engine.info.notes[0]
+    with pytest.raises(ContextLengthError, match="serves a context of"):
+        engine.add(Request(id="long", prompt_ids=PROMPT * 3, sampling=SamplingParams(), arrived_at=0))
+    ample = start(model)
+    assert run(engine, 3, seed=3) == run(ample, 3, seed=3)
+    # Requests take turns that could have run together.
+    assert engine.stats().steps_total > ample.stats().steps_total
 
 
 def test_swap_space_is_said_to_be_unused(model: str) -> None:
@@ -149,7 +174,7 @@ def test_max_num_batched_tokens_bounds_the_tokens_of_a_step(model: str) -> None:
         tokens.append(plan.n_tokens)
         engine.run(plan)
     assert tokens == [16, 16, 8]
-    assert start(model, max_num_batched_tokens=16, max_num_seqs=20).scheduler.limits.token_budget == 20
+    assert start(model, max_num_batched_tokens=16, max_num_seqs=20).info.max_num_batched_tokens == 20
 
 
 def test_enable_prefix_caching(model: str) -> None:
