@@ -35,7 +35,7 @@ def load(model: str, settings: Mapping[str, Any]) -> Loaded:
     found = ensure_model(resolved)
     with contextlib.ExitStack() as undo:
         held = undo.enter_context(found.hold())
-        tokenizer = Tokenizer.from_gguf(found.path)
+        tokenizer = Tokenizer.load(found.path)
         engine = Engine(resolved.engine_config(found.path))
         undo.pop_all()
     for note in engine.info.notes:

@@ -91,7 +91,7 @@ async def _load(daemon: Daemon, worker: WorkerHandle, model: ModelPath) -> Serve
     """Load engine and tokeniser side by side; requests that wait for them go on, or hear why not."""
     starting = asyncio.create_task(worker.start())
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.from_gguf, model.path)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
         info = await starting
     except Exception as error:
         _settle(daemon, WorkerUnavailableError(str(error)))

@@ -23,7 +23,7 @@ def complete(api: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer(starter_model: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(starter_model)
+    return Tokenizer.load(starter_model)
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,8 @@ def test_damage_is_a_typed_error_or_changes_nothing(
         try:
             found_spec, found = load(folder)
         except (CheckpointError, UnsupportedModelError) as error:
-            assert str(folder) in str(error) or kind is config_mutations, f"{label}: {error} names no file"
+            if str(folder) not in str(error) and kind is not config_mutations:
+                wrong.append(f"{label}: {error} names no file")
         except Exception as error:
             wrong.append(f"{label}: {type(error).__name__}: {error}")
         else:
