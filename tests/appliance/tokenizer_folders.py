@@ -33,9 +33,7 @@ def byte_level(corpus: Iterable[str]) -> dict[str, Any]:
 def llama2(corpus: Iterable[str]) -> dict[str, Any]:
     """As Llama 2's: `▁` for spaces, one put before every text, bytes for characters that the vocabulary lacks."""
     tokenizer = Tokenizer(BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
