@@ -144,4 +144,4 @@ def _permutation(groups: torch.Tensor, scheme: QuantScheme) -> torch.Tensor | No
 
 
 def _chunks(rows: torch.Tensor, columns: int) -> tuple[torch.Tensor, ...]:
-    return rows.split(max(1, _CHUNK_CODES // columns))
+    return torch.split(rows, max(1, _CHUNK_CODES // columns))
