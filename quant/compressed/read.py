@@ -99,7 +99,7 @@ def _of_rows(module: Module, layout: Layout, shared: torch.Tensor) -> torch.Tens
 def _unsigned(what: str, values: torch.Tensor, bits: int) -> torch.Tensor:
     """int8 → uint8 codes, in place."""
     half = 1 << (bits - 1)
-    low, high = (int(value) for value in (values.numpy().min(), values.numpy().max()))
+    low, high = (values.numpy().min(), values.numpy().max()) if bits < 8 else (-half, half - 1)
     if low < -half or high >= half:
         raise CheckpointError(
             f"{what} holds {low} to {high}, expected {-half} to {half - 1} as the configuration says {bits} bits"
@@ -144,4 +144,4 @@ def _permutation(groups: torch.Tensor, scheme: QuantScheme) -> torch.Tensor | No
 
 
 def _chunks(rows: torch.Tensor, columns: int) -> tuple[torch.Tensor, ...]:
-    return rows.split(max(1, _CHUNK_CODES // columns))
+    return torch.split(rows, max(1, _CHUNK_CODES // columns))
