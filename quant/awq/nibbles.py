@@ -13,40 +13,8 @@ import torch
 # Fewer elements than this are one thread's work to torch. Whole chunks to a thread are better than parts of every
 # operation: on a busy machine, waiting for the slowest after each takes ten times as long.
 CHUNK_WORDS = 1 << 15
-# A cache line of output words holds so many rows; the columns make half a tile, in words of 64 bits, just too few.
-_TILE_ROWS = 128
-_TILE_COLUMNS = 4 * CHUNK_WORDS // _TILE_ROWS - 16
 # Which half of a word changes places with its neighbour's, from halves down to nibbles.
 _STAGES = ((16, 0x0000FFFF_0000FFFF), (8, 0x00FF00FF_00FF00FF), (4, 0x0F0F0F0F_0F0F0F0F))
-
-
-def transpose_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """int32 [K, M], overwritten → int32 [M, 8, K / 8]: nibble k % 8 of [m, order[i], k // 8] was nibble i of [k, m].
-
-    K must be a multiple of 8.
-    """
-    rows, width = words.shape
-    out = words.new_empty(width, 8, rows // 8)
-
-    def turn(tile: torch.Tensor, target: torch.Tensor) -> None:
-        octets = tile.view(-1, 8, tile.shape[1])
-        transpose_squares(octets)
-        for nibble, place in enumerate(order):
-            target[:, place].copy_(octets[:, nibble].t())
-
-    height = max(1, _TILE_COLUMNS // width) * _TILE_ROWS
-    bands = zip(torch.split(words, height), torch.split(out, height // 8, dim=2), strict=True)
-    in_parallel(
-        turn,
-        (
-            pair
-            for band, target in bands
-            for pair in zip(
-                torch.split(band, _TILE_COLUMNS, dim=1), torch.split(target, _TILE_COLUMNS), strict=True
-            )
-        ),
-    )
-    return out
 
 
 def in_parallel(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from appliance.kernels.repack import transpose_nibbles
 from appliance.quant.awq.nibbles import (
     CHUNK_WORDS,
     in_parallel,
     pair_nibbles,
-    transpose_nibbles,
     transpose_squares,
     unpack_nibbles,
 )
