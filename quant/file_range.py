@@ -21,7 +21,7 @@ def read_range(path: Path, handle: int, tensor: str, offset: int, nbytes: int) -
         OSError: it cannot be read.
     """
     data = np.empty(nbytes, dtype=np.uint8)
-    view, done = memoryview(data), 0
+    view, done = data.data, 0
     while done < nbytes:
         count = os.preadv(handle, [view[done:]], offset + done)
         if not count:

@@ -106,7 +106,9 @@ class TorchExecutor:
         names = [op.weights for op in self._program.ops if isinstance(op, ops.Linear)]
         dense = 4 * sum(weights.elements(name) for name in names) <= dense_bytes
         # A head that is the embedding shares its memory.
-        layers = {(name,): QuantizedLinear((weight,)) for name, weight in self._embeddings.items()}
+        layers: dict[tuple[str, ...], QuantizedLinear] = {
+            (name,): QuantizedLinear((weight,)) for name, weight in self._embeddings.items()
+        }
         layers |= read_layers(weights, [name for name in names if name not in layers], progress)
         for name in names:
             self._matrices[name] = Matrix(layers.pop(name), dense=dense)
