@@ -5,41 +5,73 @@ from __future__ import annotations
 from appliance.engine.program import (
     AddTo,
     Embed,
+    GatedProduct,
     KvWrite,
     Linear,
     Op,
     PagedAttention,
+    QKRmsNorm,
     RmsNorm,
     Rope,
-    SiluMul,
+    ScaleLogits,
     StepProgram,
 )
 from appliance.engine.spec import DecoderSpec
+from appliance.quant.architectures import QKNorm
 
 
 def build_program(spec: DecoderSpec) -> StepProgram:
-    """A pre-norm transformer step from token ids to logits."""
-    body: list[Op] = [Embed("embed", "x")]
+    """A transformer step from token ids to logits."""
+    body: list[Op] = [Embed("embed", "x", spec.embed_scale)]
     for layer in range(spec.num_layers):
-        body += _layer(spec, layer)
+        p = f"layers.{layer}."
+        body += _block(spec, p + "attn", _attention(spec, layer))
+        body += _block(spec, p + "mlp", _mlp(spec, p))
     matrix = "embed" if spec.tied_head else "head"
-    head = (RmsNorm("x", "final_norm", "normed", spec.norm_eps), Linear("normed", (matrix,), "logits"))
-    return StepProgram(tuple(body), "x", head, "logits")
-
-
-def _layer(spec: DecoderSpec, layer: int) -> list[Op]:
-    p = f"layers.{layer}."
-    return [
-        RmsNorm("x", p + "attn_norm", "normed", spec.norm_eps),
-        Linear("normed", (p + "q", p + "k", p + "v"), "qkv"),
-        Rope("qkv"),
-        KvWrite("qkv", layer),
-        PagedAttention("qkv", layer, "attended", spec.attention_scale),
-        Linear("attended", (p + "o",), "delta"),
-        AddTo("delta", "x"),
-        RmsNorm("x", p + "mlp_norm", "normed", spec.norm_eps),
-        Linear("normed", (p + "gate", p + "up"), "gate_up"),
-        SiluMul("gate_up", "gated"),
-        Linear("gated", (p + "down",), "delta"),
-        AddTo("delta", "x"),
+    head: list[Op] = [
+        RmsNorm("x", "final_norm", "normed", spec.norm_eps),
+        Linear("normed", (matrix,), "logits"),
     ]
+    if spec.logits_scale != 1.0 or spec.logits_softcap:
+        head.append(ScaleLogits("logits", spec.logits_scale, spec.logits_softcap))
+    return StepProgram(tuple(body), "x", tuple(head), "logits")
+
+
+def _block(spec: DecoderSpec, name: str, ops: list[Op]) -> list[Op]:
+    """What turns the buffer `normed` into `delta`, between its norms, added to the residual stream."""
+    before: list[Op] = [RmsNorm("x", name + "_norm", "normed", spec.norm_eps)] if spec.pre_norms else []
+    after: list[Op] = (
+        [RmsNorm("delta", name + "_post_norm", "delta", spec.norm_eps)] if spec.post_norms else []
+    )
+    return [*before, *ops, *after, AddTo("delta", "x", spec.residual_scale)]
+
+
+def _attention(spec: DecoderSpec, layer: int) -> list[Op]:
+    p, own = f"layers.{layer}.", spec.layers[layer]
+    matrices = (p + "qkv",) if spec.fused else (p + "q", p + "k", p + "v")
+    ops: list[Op] = [Linear(_input(spec), matrices, "qkv")]
+    if spec.qk_norm is not QKNorm.NONE:
+        whole = spec.qk_norm is QKNorm.WHOLE
+        ops.append(QKRmsNorm("qkv", p + "q_norm", p + "k_norm", spec.norm_eps, whole))
+    if own.rope is not None:
+        ops.append(Rope("qkv", own.rope))
+    return [
+        *ops,
+        KvWrite("qkv", layer),
+        PagedAttention("qkv", layer, "attended", spec.attention_scale, own.window, spec.attention_softcap),
+        Linear("attended", (p + "o",), "delta"),
+    ]
+
+
+def _mlp(spec: DecoderSpec, p: str) -> list[Op]:
+    matrices = (p + "gate_up",) if spec.fused else (p + "gate", p + "up")
+    return [
+        Linear(_input(spec), matrices, "gate_up"),
+        GatedProduct("gate_up", "gated", spec.activation),
+        Linear("gated", (p + "down",), "delta"),
+    ]
+
+
+def _input(spec: DecoderSpec) -> str:
+    """What a block reads."""
+    return "normed" if spec.pre_norms else "x"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.engine.spec import Activation
+
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """out[row] = weight[token_id[row]]."""
+    """out[row] = weight[token_id[row]] · scale."""
 
     weight: str
     out: str
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,17 @@ class RmsNorm:
     weight: str
     out: str
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class QKRmsNorm:
+    """Normalise the queries and the keys of a qkv buffer in place: each head, or all heads of a token together."""
+
+    qkv: str
+    q_weight: str
+    k_weight: str
+    eps: float
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +50,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotate the query and key heads of a qkv buffer in place, at each row's position."""
+    """Rotate the query and key heads of a qkv buffer in place, at each row's position, by the spec's rope `index`."""
 
     qkv: str
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +66,60 @@ class KvWrite:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """out = attention of the query heads of a qkv buffer over each row's own context."""
+    """out = attention of the query heads of a qkv buffer over each row's own context.
+
+    Attributes:
+        window: a token sees itself and window - 1 tokens before it; 0: all.
+        softcap: c of c · tanh(score / c); 0 where there is none.
+    """
 
     qkv: str
     layer: int
     out: str
     scale: float
+    window: int
+    softcap: float
 
 
 @dataclass(frozen=True, slots=True)
-class SiluMul:
+class GatedProduct:
+    """out = activation(gate) · up, the gate being the first half of each row of gate_up."""
+
     gate_up: str
     out: str
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
 class AddTo:
-    """target += x."""
+    """target += x · scale."""
 
     x: str
     target: str
+    scale: float
 
 
-Op = Embed | RmsNorm | Linear | Rope | KvWrite | PagedAttention | SiluMul | AddTo
+@dataclass(frozen=True, slots=True)
+class ScaleLogits:
+    """In place, logits · scale, then c · tanh(logits / c) where softcap is c and not 0."""
+
+    logits: str
+    scale: float
+    softcap: float
+
+
+Op = (
+    Embed
+    | RmsNorm
+    | QKRmsNorm
+    | Linear
+    | Rope
+    | KvWrite
+    | PagedAttention
+    | GatedProduct
+    | AddTo
+    | ScaleLogits
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
+from appliance.quant.architectures import QKNorm
 from appliance.quant.errors import CheckpointError
 
 # Beyond these a configuration is broken: no model comes near.
 _MAX_CONTEXT_LEN = 1 << 28
 _MAX_NORM_EPS = 0.1
+
+
+class Activation(Enum):
+    """What a gate goes through before it multiplies."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    """With the error function."""
+    GELU_TANH = "gelu_tanh"
+    """Its approximation by tanh."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """How positions turn into angles.
+
+    Attributes:
+        theta: base of the frequencies.
+        rotary_dim: leading elements of each head that are turned.
+        kind: what rescales the frequencies: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
+        factor: by how much longer a context than `original_context` they are stretched.
+        original_context: tokens that the model was trained on before.
+        parameters: what else the kind has, by its key in config.json.
+        factors: of each frequency, for short and for long contexts, in kind "longrope".
+    """
+
+    theta: float
+    rotary_dim: int
+    kind: str = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    parameters: tuple[tuple[str, float], ...] = ()
+    factors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What differs between the layers of one model.
+
+    Attributes:
+        window: a token sees itself and window - 1 tokens before it; 0: all.
+        rope: index into `DecoderSpec.ropes`, None where positions are not turned.
+    """
+
+    window: int = 0
+    rope: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +65,12 @@ class DecoderSpec:
 
     Attributes:
         context_len: longest sequence the model was made for, in tokens.
-        rotary_dim: leading elements of each head that are rotated.
+        layers: one for each layer.
+        attention_scale: multiplies the scores.
+        attention_softcap, logits_softcap: c of c · tanh(x / c); 0 where there is none.
+        pre_norms, post_norms: norms before and after attention and MLP.
+        fused: queries, keys and values are one matrix, gates and ups another.
+        embed_scale, residual_scale, logits_scale: multiply the embeddings, what a block adds, the logits.
         tied_head: the output head is the embedding matrix.
 
     Raises:
@@ -27,16 +80,26 @@ class DecoderSpec:
     architecture: str
     vocab_size: int
     hidden_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
     context_len: int
     norm_eps: float
-    rope_theta: float
-    rotary_dim: int
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeSpec, ...]
     tied_head: bool
+    attention_scale: float
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+    activation: Activation = Activation.SILU
+    pre_norms: bool = True
+    post_norms: bool = False
+    qk_norm: QKNorm = QKNorm.NONE
+    fused: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.context_len > _MAX_CONTEXT_LEN:
@@ -51,5 +114,5 @@ class DecoderSpec:
             )
 
     @property
-    def attention_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+    def num_layers(self) -> int:
+        return len(self.layers)

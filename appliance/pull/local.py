@@ -19,8 +19,8 @@ from appliance.pull.transfer import (
     sha256_of_model,
     write_verified,
 )
+from appliance.quant.architectures import GGUF_ARCHITECTURES
 from appliance.quant.errors import CheckpointError
-from appliance.quant.gguf.supported import ARCHITECTURES
 from appliance.quant.report import report
 from appliance.store import InstalledModel, Manifest, Store
 
@@ -58,7 +58,7 @@ def describe(path: Path) -> Description:
     except (UnsupportedModelError, CheckpointError, OSError) as error:
         raise PullError(f"{path.name} cannot be used: {error}") from None
     return Description(
-        architecture=ARCHITECTURES.get(found.architecture, found.architecture),
+        architecture=GGUF_ARCHITECTURES.get(found.architecture, found.architecture),
         format=f"{found.container} {found.main_format}",
         context=spec.context_len,
         license=str(found.metadata.get("general.license") or ""),

@@ -14,15 +14,22 @@ import torch
 from appliance.engine import program as ops
 from appliance.engine.batch import Batch
 from appliance.engine.executors.matrix import Matrix
-from appliance.engine.spec import DecoderSpec
+from appliance.engine.executors.rope_frequencies import rope_frequencies
+from appliance.engine.spec import Activation, DecoderSpec
 from appliance.engine.types import BlockCopy
 from appliance.engine.weights import ModelWeights, Progress, read_layers
+from appliance.kernels.gated_product import gelu_mul, gelu_tanh_mul, silu_mul
 from appliance.kernels.kv_layout import KVLayout
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
-from appliance.kernels.silu_mul import silu_mul
 from appliance.quant.tensor import QuantizedLinear, Weight
+
+_PRODUCTS = {
+    Activation.SILU: silu_mul,
+    Activation.GELU: gelu_mul,
+    Activation.GELU_TANH: gelu_tanh_mul,
+}
 
 
 class TorchExecutor:
@@ -47,7 +54,7 @@ class TorchExecutor:
         self._spec = spec
         self._layout = layout
         self._pools: tuple[torch.Tensor, ...] = ()
-        self._cos = self._sin = torch.empty(0)
+        self._rope_tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._threads = torch.get_num_threads()
         self._matrices: dict[tuple[str, ...], Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
@@ -57,6 +64,8 @@ class TorchExecutor:
                 self._embeddings[op.weight] = weights.read(op.weight)
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
+            elif isinstance(op, ops.QKRmsNorm):
+                self._vectors |= {name: weights.vector(name) for name in (op.q_weight, op.k_weight)}
         self._load_matrices(weights, dense_bytes, progress)
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -67,8 +76,10 @@ class TorchExecutor:
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
     def attach_pools(self, num_blocks: int, max_model_len: int) -> None:
-        """Allocate the KV pools, and the rotary table for the context that is served."""
-        self._cos, self._sin = rope_table(max_model_len, self._spec.rotary_dim, self._spec.rope_theta)
+        """Allocate the KV pools, and the rotary tables for the context that is served."""
+        self._rope_tables = [
+            rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes
+        ]
         groups = range(len(self._layout.groups))
         self._pools = tuple(self._layout.allocate(group, num_blocks) for group in groups)
 
@@ -114,7 +125,8 @@ class TorchExecutor:
             self._matrices[name] = Matrix(layers.pop(name), dense=dense)
 
     def _embed(self, op: ops.Embed, batch: Batch) -> None:
-        self._buffers[op.out] = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()
+        rows = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()
+        self._buffers[op.out] = rows if op.scale == 1.0 else rows * op.scale
 
     def _rms_norm(self, op: ops.RmsNorm, _batch: Batch) -> None:
         self._buffers[op.out] = rms_norm(self._buffers[op.x], self._vectors[op.weight], op.eps)
@@ -129,9 +141,14 @@ class TorchExecutor:
         first_v = spec.num_heads + spec.num_kv_heads
         return heads[:, : spec.num_heads], heads[:, spec.num_heads : first_v], heads[:, first_v:]
 
+    def _qk_rms_norm(self, op: ops.QKRmsNorm, _batch: Batch) -> None:
+        for heads, name in zip(self._heads(op.qkv), (op.q_weight, op.k_weight), strict=False):
+            x = heads.flatten(1) if op.whole else heads
+            heads.copy_(rms_norm(x, self._vectors[name], op.eps).view(heads.shape))
+
     def _rope(self, op: ops.Rope, batch: Batch) -> None:
         q, k, _ = self._heads(op.qkv)
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        cos, sin = (table[batch.positions] for table in self._rope_tables[op.index])
         apply_rope(q, cos, sin)
         apply_rope(k, cos, sin)
 
@@ -153,23 +170,33 @@ class TorchExecutor:
             batch.groups[group].tables,
             batch.active,
             op.scale,
+            op.window,
+            op.softcap,
         )
         self._buffers[op.out] = attended.flatten(1)
 
-    def _silu_mul(self, op: ops.SiluMul, _batch: Batch) -> None:
-        self._buffers[op.out] = silu_mul(self._buffers[op.gate_up])
+    def _gated_product(self, op: ops.GatedProduct, _batch: Batch) -> None:
+        self._buffers[op.out] = _PRODUCTS[op.activation](self._buffers[op.gate_up])
 
     def _add_to(self, op: ops.AddTo, _batch: Batch) -> None:
-        self._buffers[op.target] += self._buffers[op.x]
+        self._buffers[op.target].add_(self._buffers[op.x], alpha=op.scale)
+
+    def _scale_logits(self, op: ops.ScaleLogits, _batch: Batch) -> None:
+        logits = self._buffers[op.logits] * op.scale
+        if op.softcap:
+            logits = torch.tanh(logits / op.softcap) * op.softcap
+        self._buffers[op.logits] = logits
 
     # Of the class: methods bound to the executor would make a cycle of it, and its memory would wait for a collection.
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         ops.Embed: _embed,
         ops.RmsNorm: _rms_norm,
+        ops.QKRmsNorm: _qk_rms_norm,
         ops.Linear: _linear,
         ops.Rope: _rope,
         ops.KvWrite: _kv_write,
         ops.PagedAttention: _attention,
-        ops.SiluMul: _silu_mul,
+        ops.GatedProduct: _gated_product,
         ops.AddTo: _add_to,
+        ops.ScaleLogits: _scale_logits,
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from appliance.engine.errors import UnsupportedModelError
-from appliance.engine.spec import DecoderSpec
+from appliance.engine.spec import DecoderSpec, LayerSpec, RopeSpec
 from appliance.quant import fields
 from appliance.quant.gguf import metadata as meta
 
@@ -56,16 +56,16 @@ def llama_from_gguf(metadata: Mapping[str, Any], weight_names: frozenset[str]) -
         architecture="llama",
         vocab_size=len(fields.strings(metadata, meta.TOKENS_KEY)),
         hidden_size=hidden,
-        num_layers=fields.positive(metadata, "llama.block_count"),
         num_heads=heads,
         num_kv_heads=fields.positive(metadata, "llama.attention.head_count_kv", heads),
         head_dim=head_dim,
         intermediate_size=fields.positive(metadata, "llama.feed_forward_length"),
         context_len=fields.positive(metadata, "llama.context_length"),
         norm_eps=fields.number(metadata, "llama.attention.layer_norm_rms_epsilon"),
-        rope_theta=fields.number(metadata, "llama.rope.freq_base", 10_000.0),
-        rotary_dim=head_dim,
+        layers=(LayerSpec(),) * fields.positive(metadata, "llama.block_count"),
+        ropes=(RopeSpec(fields.number(metadata, "llama.rope.freq_base", 10_000.0), head_dim),),
         tied_head="head" not in weight_names,
+        attention_scale=head_dim**-0.5,
     )
 
 
@@ -86,16 +86,16 @@ def llama_from_config(config: Mapping[str, Any], weight_names: frozenset[str]) -
         architecture="llama",
         vocab_size=fields.positive(config, "vocab_size"),
         hidden_size=hidden,
-        num_layers=fields.positive(config, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=fields.positive(config, "num_key_value_heads", heads),
         head_dim=head_dim,
         intermediate_size=fields.positive(config, "intermediate_size"),
         context_len=fields.positive(config, "max_position_embeddings"),
         norm_eps=fields.number(config, "rms_norm_eps"),
-        rope_theta=_rope_theta(config),
-        rotary_dim=head_dim,
+        layers=(LayerSpec(),) * fields.positive(config, "num_hidden_layers"),
+        ropes=(RopeSpec(_rope_theta(config), head_dim),),
         tied_head="head" not in weight_names,
+        attention_scale=head_dim**-0.5,
     )
 
 

@@ -56,8 +56,10 @@ def paged_attention(
     tables: torch.Tensor,
     active: tuple[int, ...],
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
-    """Causal attention of each query with the tokens of its own sequence at positions 0 … its own.
+    """Causal attention of each query with the tokens of its own sequence up to its own position.
 
     Args:
         q: [rows, heads, head_dim], float32.
@@ -67,6 +69,8 @@ def paged_attention(
         tables: [items, blocks] int64; covers whole KV tiles, padded with blocks of the same sequence.
         active: for each of the `kv_tiles`, how many leading items reach into it (longest contexts come first).
         scale: multiplies the scores.
+        window: a query sees the token at its own position and window - 1 before it; 0: all.
+        softcap: c of c · tanh(score / c), which bounds the scores; 0: none.
 
     Returns:
         [rows, heads, head_dim], float32.
@@ -94,8 +98,14 @@ def paged_attention(
         keys = rows.index_select(0, place).view(n, stop - start, head_dim).float()
         values = rows.index_select(0, place + kv_heads).view(n, stop - start, head_dim).float()
         scores = torch.bmm(queries[:n], keys.transpose(1, 2))
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        at = torch.arange(start, stop)
+        hidden = at > positions[:n]
+        if window:
+            hidden |= at <= positions[:n] - window
         # A finite floor instead of -inf: a row with nothing visible yet is wiped out exactly by the next tile.
-        scores.masked_fill_(torch.arange(start, stop) > positions[:n], floor)
+        scores.masked_fill_(hidden, floor)
         new_highest = torch.maximum(highest[:n], scores.amax(dim=-1, keepdim=True))
         weights = scores.sub_(new_highest).exp_()
         fade = torch.exp(highest[:n] - new_highest)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 
 
-def rope_table(max_positions: int, rotary_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of position · theta^(-2i / rotary_dim).
+def rope_table(
+    max_positions: int, frequencies: torch.Tensor, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of position · frequency, times a factor.
+
+    Args:
+        frequencies: [rotary_dim / 2], float32; without rescaling theta^(-2i / rotary_dim).
 
     Returns:
         Two float32 tensors [max_positions, rotary_dim / 2].
     """
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    angle = torch.outer(torch.arange(max_positions, dtype=torch.float32), 1.0 / theta**exponent)
-    return angle.cos(), angle.sin()
+    angle = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+    return angle.cos() * factor, angle.sin() * factor
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from appliance.quant.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.file import GGUFFile
 from appliance.quant.gguf.layer_map import read_layer_map
@@ -70,8 +71,7 @@ class GGUFCheckpoint:
         weight = READERS[info.type.name](self._file.data(info.name))
         if len(slot.shape) == 1:
             weight = _vector(weight)
-        # Converters to this architecture permute the rows of queries and keys for their own RoPE.
-        if slot.rope_heads:
+        if slot.rope_heads and ARCHITECTURES[GGUF_ARCHITECTURES[self.architecture]].gguf_permutes:
             weight = weight.select_rows(_unpermuted(slot.shape[0], slot.rope_heads))
         return weight
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.quant import fields
+from appliance.quant.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, and_others, located
 from appliance.quant.gguf import metadata as meta
 from appliance.quant.gguf.file import GGUFFile, TensorInfo
 from appliance.quant.gguf.names import file_name
-from appliance.quant.gguf.supported import ARCHITECTURES, TENSOR_TYPES, VECTOR_TYPES
+from appliance.quant.gguf.supported import TENSOR_TYPES, VECTOR_TYPES
 from appliance.quant.slots import Sizes, Slot, decoder_slots
 
 
@@ -42,8 +43,8 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
         if parts not in (0, 1):
             raise UnsupportedFormatError(f"one of {parts} parts; merge them into one file first (gguf-split)")
         architecture = fields.text(file.metadata, "general.architecture")
-        if architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+        if architecture not in GGUF_ARCHITECTURES:
+            known = ", ".join(GGUF_ARCHITECTURES)
             raise UnsupportedFormatError(
                 f"architecture {architecture!r} is not supported; what works: {known}"
             )
@@ -51,7 +52,12 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
         if unread:
             known = ", ".join(TENSOR_TYPES)
             raise UnsupportedFormatError(f"tensors of type {', '.join(unread)}; what works: {known}")
-        slots = _filled(decoder_slots(_sizes(file.metadata, architecture)), file.tensors)
+        slots = _filled(
+            decoder_slots(
+                _sizes(file.metadata, architecture), ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
+            ),
+            file.tensors,
+        )
         tensors = {name: file.tensors[file_name(name)] for name in slots}
         return LayerMap(architecture, slots, tensors, meta.eos_token_ids(file.metadata))
 

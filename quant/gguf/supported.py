@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# By `general.architecture`, the model class that others know it by.
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 # Of norms and biases.
 VECTOR_TYPES = ("F32", "F16", "BF16")
 _BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from appliance.quant.architectures import ARCHITECTURES
 from appliance.quant.errors import located
 from appliance.quant.hf.layer_map import LayerMap, read_layer_map
 from appliance.quant.hf.readers import read_module, read_tensor
@@ -60,10 +61,15 @@ class HFCheckpoint:
             CheckpointError: its data contradict themselves, or a file was cut short.
         """
         if name in self._map.vectors:
-            return DenseTensor(read_tensor(self._map.vectors[name]))
+            return self._vector(name)
         module = self._map.modules[name]
         with located(f"{module.file}: {module.name}"):
             return read_module(module, self._map.layouts[name])
+
+    def _vector(self, name: str) -> DenseTensor:
+        stored = read_tensor(self._map.vectors[name])
+        offset = ARCHITECTURES[self.architecture].norm_offset
+        return DenseTensor(stored.float() + offset if offset and name.endswith("norm") else stored)
 
     def close(self) -> None:
         """Nothing is kept open."""

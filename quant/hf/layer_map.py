@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.quant import fields
+from appliance.quant.architectures import ARCHITECTURES, Architecture
 from appliance.quant.errors import CheckpointError, and_others, located
 from appliance.quant.hf import model_config
 from appliance.quant.hf.file import TensorInfo
@@ -61,10 +62,11 @@ def _sorted(folder: Path) -> LayerMap:
     format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
-    slots = decoder_slots(sizes)
+    architecture = model_config.architecture(config)
+    slots = decoder_slots(sizes, ARCHITECTURES[architecture])
     if not fields.flag(config, "tie_word_embeddings", False):
         slots["head"] = replace(slots["head"], optional=False)
-    modules, vectors = _fill(slots, tensors, prefix)
+    modules, vectors = _fill(slots, tensors, prefix, ARCHITECTURES[architecture])
     layouts = {name: find_layout(module, quant) for name, module in modules.items()}
     used = {info.name for info in vectors.values()}
     for name, layout in layouts.items():
@@ -74,19 +76,18 @@ def _sorted(folder: Path) -> LayerMap:
     notes += format_.notes(quant)
     notes += tuple(_disagreements(format_, quant, modules, layouts))
     notes += tuple(_skipped(leftover, tensors, prefix, prediction_layers))
-    architecture = model_config.architecture(config)
     return LayerMap(config, architecture, quant, modules, layouts, vectors, eos_token_ids, notes)
 
 
 def _fill(
-    slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo], prefix: str
+    slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo], prefix: str, architecture: Architecture
 ) -> tuple[dict[str, Module], dict[str, TensorInfo]]:
     """The matrices and the vectors that a model has, from the tensors that are there."""
     modules: dict[str, Module] = {}
     vectors: dict[str, TensorInfo] = {}
     by_module = _by_module(tensors)
     for name, slot in slots.items():
-        module = module_name(name, prefix)
+        module = module_name(name, prefix, architecture)
         if len(slot.shape) == 2:
             own = {suffix: info for suffix, info in by_module[module].items() if suffix != "bias"}
             if own or not slot.optional:

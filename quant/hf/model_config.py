@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from appliance.quant import fields
+from appliance.quant.architectures import ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.json_file import read_json
 from appliance.quant.slots import Sizes
-
-# By `architectures`, the name of the family that reads them.
-ARCHITECTURES = {"LlamaForCausalLM": "llama"}
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -30,7 +28,8 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         raise UnsupportedFormatError(
             f"{folder}: architecture {', '.join(names)!r}{code} is not supported; what works: {known}"
         )
-    return config
+    # Models that also see keep what is said of their text part in a section of its own.
+    return {**config, **fields.section(config, "text_config"), "architectures": names}
 
 
 def architecture(config: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from appliance.quant.architectures import Architecture
 from appliance.quant.errors import CheckpointError
 
 _WHOLE = {"embed": "embed_tokens", "final_norm": "norm"}
@@ -13,10 +14,20 @@ _LAYER = {
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
+    "qkv": "self_attn.qkv_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
+    "gate_up": "mlp.gate_up_proj",
     "down": "mlp.down_proj",
+}
+# With norms after each block, the name that is otherwise the MLP's norm is the attention's.
+_LAYER_POST_NORMS = _LAYER | {
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
 }
 # Where the decoder sits in a model.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
@@ -51,7 +62,7 @@ def decoder_prefix(tensors: Collection[str]) -> str:
     raise CheckpointError("tensor 'model.embed_tokens.weight' is missing")
 
 
-def module_name(name: str, prefix: str) -> str:
+def module_name(name: str, prefix: str, architecture: Architecture) -> str:
     """E.g. `layers.3.q` → `model.layers.3.self_attn.q_proj`; the name of a bias is its module's."""
     name = name.removesuffix(".bias")
     if name == "head":
@@ -59,7 +70,8 @@ def module_name(name: str, prefix: str) -> str:
     if name in _WHOLE:
         return prefix + _WHOLE[name]
     _, layer, stem = name.split(".")
-    return f"{prefix}layers.{layer}.{_LAYER[stem]}"
+    stems = _LAYER_POST_NORMS if architecture.post_norms else _LAYER
+    return f"{prefix}layers.{layer}.{stems[stem]}"
 
 
 def extra(tensor: str, prefix: str, prediction_layers: range) -> str:

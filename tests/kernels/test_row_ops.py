@@ -7,9 +7,9 @@ import torch
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from appliance.kernels.gated_product import silu_mul
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
-from appliance.kernels.silu_mul import silu_mul
 
 EPS32 = torch.finfo(torch.float32).eps
 
@@ -46,7 +46,7 @@ def test_rope_agrees_with_transformers(theta: float) -> None:
     q, k = torch.randn(1, 2, 5, 32), torch.randn(1, 1, 5, 32)
     cos, sin = LlamaRotaryEmbedding(config)(q, positions.unsqueeze(0))
     expected_q, expected_k = apply_rotary_pos_emb(q, k, cos, sin)
-    table_cos, table_sin = rope_table(4096, 32, theta)
+    table_cos, table_sin = rope_table(4096, theta ** -(torch.arange(0, 32, 2) / 32), 1.0)
     for given, expected in ((q, expected_q), (k, expected_k)):
         rows = given[0].transpose(0, 1).contiguous()
         apply_rope(rows, table_cos[positions], table_sin[positions])
@@ -71,7 +71,7 @@ def test_silu_mul_does_not_depend_on_how_threads_share_it(threads: int, width: i
 def test_rope_leaves_what_is_beyond_the_rotary_dimensions() -> None:
     x = torch.randn(3, 2, 16)
     before = x.clone()
-    cos, sin = rope_table(8, 8, 10_000.0)
+    cos, sin = rope_table(8, 10_000.0 ** -(torch.arange(0, 8, 2) / 8), 1.0)
     apply_rope(x, cos[5:8], sin[5:8])
     assert torch.equal(x[..., 8:], before[..., 8:])
     assert not torch.equal(x[..., :8], before[..., :8])

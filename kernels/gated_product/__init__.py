@@ -1,0 +1,5 @@
+"""Product of an activated gate with another row."""
+
+from appliance.kernels.gated_product.reference import gelu_mul, gelu_tanh_mul, silu_mul
+
+__all__ = ["gelu_mul", "gelu_tanh_mul", "silu_mul"]
