@@ -12,7 +12,9 @@ BOS_KEY, EOS_KEY = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 # The token that ends a document, a turn, a message: generation stops at any of them.
 EOS_KEYS = (EOS_KEY, "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Control tokens that end a turn whether the file says so or not; many files only name the one that ends a document.
-_ENDS = frozenset(("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|return|>", "<|call|>"))
+_ENDS = frozenset(
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|return|>", "<|call|>")
+)
 _CONTROL = 3
 TOKENS_KEY = "tokenizer.ggml.tokens"
 
