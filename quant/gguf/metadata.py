@@ -17,6 +17,8 @@ _ENDS = frozenset(
 )
 _CONTROL = 3
 TOKENS_KEY = "tokenizer.ggml.tokens"
+ROPE_FACTOR_KEYS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""What divides RoPE's frequencies, for all contexts, for short and for long ones: tensors, read as metadata."""
 
 
 def token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | None:
