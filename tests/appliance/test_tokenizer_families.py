@@ -128,7 +128,9 @@ def test_sentencepiece_merges_the_best_score_first(starter: dict[str, Any]) -> N
     for text in TEXTS:
         expected: list[int] = []
         for part in filter(None, always.split(text)):
-            written = part.replace("  ", SPACE * 2) if always.fullmatch(part) else SPACE + part.replace(" ", SPACE)
+            written = (
+                part.replace("  ", SPACE * 2) if always.fullmatch(part) else SPACE + part.replace(" ", SPACE)
+            )
             parts = [written] if always.fullmatch(part) else list(written)
             while len(parts) > 1:
                 pairs = [(-scores.get(a + b, -(1 << 30)), at) for at, (a, b) in enumerate(pairwise(parts))]
