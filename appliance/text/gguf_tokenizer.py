@@ -153,10 +153,15 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Se
     if not isinstance(scores, list) or len(scores) != len(tokens):
         found = f"{len(scores)} entries" if isinstance(scores, list) else "missing"
         raise CheckpointError(f"metadata 'tokenizer.ggml.scores': {found}, expected {len(tokens)}")
+    # Older files write the spaces of tokens that are found as they are in the text like those of the others.
+    written = [
+        text.replace(_SPACE, " ") if kind == _USER_DEFINED else text
+        for text, kind in zip(tokens, types, strict=True)
+    ]
     prefixes_space = fields.flag(metadata, "tokenizer.ggml.add_space_prefix", True)
     steps = [normalizers.Prepend(_SPACE)] if prefixes_space else []
     return _Model(
-        bpe=BPE(_ids(tokens), _merges(tokens, types, scores), byte_fallback=True),
+        bpe=BPE(_ids(written), _merges(written, types, scores), byte_fallback=True),
         normalizer=normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)]),
         pre_tokenizer=None,
         spelled=_piece_bytes,

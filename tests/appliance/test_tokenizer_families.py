@@ -53,10 +53,12 @@ def sentencepiece_metadata(starter: dict[str, Any], prefix: bool) -> dict[str, A
     """A SentencePiece vocabulary: control tokens, bytes, runs of newlines, and the starter's tokens that are text."""
     kinds = zip(starter["tokenizer.ggml.tokens"], starter["tokenizer.ggml.token_type"], strict=True)
     pieces = [byte_level_bytes(text) for text, kind in kinds if kind == 1]
-    words = dict.fromkeys(piece.decode("utf-8", "ignore").replace(" ", SPACE) for piece in pieces)
+    words = [piece.decode("utf-8", "ignore").replace(" ", SPACE) for piece in pieces]
+    # SentencePiece gives every letter of a token a token; llama.cpp ends a token at its first zero byte.
+    words = [word for word in dict.fromkeys([*words, *"".join(words)]) if word and "\x00" not in word]
     fixed = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
     fixed += ["\n", "\n\n", "\t\t", "<h1>", SPACE * 2]
-    tokens = [*fixed, *(word for word in words if word and word not in fixed)]
+    tokens = [*fixed, *(word for word in words if word not in fixed)]
     types = [2, 3, 3, 3, 3, *[6] * 256, 4, 4, 4, 4, 4, *[1] * (len(tokens) - len(fixed))]
     return {
         "tokenizer.ggml.model": "llama",
