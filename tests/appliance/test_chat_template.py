@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from appliance.text import chat_template
-from appliance.text.chat_template import ChatTemplate, TemplateError, normalised
+from appliance.text.chat_template import ChatTemplate, NoTemplateError, TemplateError, normalised
 
 SMOLLM2 = (
     "{% for message in messages %}"
@@ -150,7 +150,7 @@ def test_a_broken_template_is_refused_when_it_is_used() -> None:
 
 
 def test_a_model_without_a_template_points_to_completions() -> None:
-    with pytest.raises(TemplateError, match="no chat template; use /v1/completions"):
+    with pytest.raises(NoTemplateError, match="no chat template; use /v1/completions"):
         ChatTemplate(None).render([user("hi")])
 
 

@@ -249,11 +249,11 @@ def test_ids_outside_the_vocabulary_are_refused(mini: dict[str, Any], token_id: 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "llama"}, UnsupportedFormatError, "'llama' is not supported; what works: gpt2"),
+        ({"model": "bert"}, UnsupportedFormatError, "'bert' is not supported; what works: gpt2, llama"),
         (
-            {"pre": "qwen2"},
+            {"pre": "command-r"},
             UnsupportedFormatError,
-            "'qwen2' is not supported; what works: gpt-2, llama-bpe, smollm",
+            "'command-r' is not supported; what works: dbrx, deepseek-r1-qwen, gpt-2, gpt-4o, llama-bpe",
         ),
         ({"pre": ["x"]}, UnsupportedFormatError, "is not supported"),
         ({"token_type": [1, 2]}, CheckpointError, "2 entries, expected 128"),

@@ -124,7 +124,7 @@ def test_sentencepiece_merges_the_best_score_first(starter: dict[str, Any]) -> N
     metadata = sentencepiece_metadata(starter, prefix=True)
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
-    scores = {text: -index for text, index in ids.items() if types[index] in (1, 4)}
+    scores = {text: -index for text, index in ids.items() if types[index] == 1}
     always = regex.compile(r"(\n\n|\n|\t\t|<h1>|  )")
     tokenizer = Tokenizer(from_metadata(metadata))
     for text in TEXTS:
@@ -142,7 +142,8 @@ def test_sentencepiece_merges_the_best_score_first(starter: dict[str, Any]) -> N
                 parts[at : at + 2] = [parts[at] + parts[at + 1]]
             for piece in parts:
                 fallback = [ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
-                expected += [ids[piece]] if piece in scores else fallback
+                found = piece in scores or always.fullmatch(part)
+                expected += [ids[piece]] if found else fallback
         assert tokenizer.encode(text, parse_special=False, add_bos=False) == expected, text
         if "<|" not in text and SPACE not in text and not text.startswith(" ") and not always.search(text):
             assert tokenizer.decode(expected) == text
@@ -161,7 +162,7 @@ def test_sentencepieces_special_tokens(starter: dict[str, Any]) -> None:
     assert tokenizer.decode(tokenizer.encode("日\U0002ffff", parse_special=False)) == "日\U0002ffff"
     # Phi-3's own tokeniser takes the whitespace after its tokens away.
     phi3 = Tokenizer(from_metadata({**metadata, "general.architecture": "phi3"}))
-    assert phi3.encode("<|user|>\n <|end|>\n", parse_special=True, add_bos=False) == [3, 4]
+    assert phi3.encode("<|user|> \t <|end|> ", parse_special=True, add_bos=False) == [3, 4]
     assert phi3.encode("<s>\n", parse_special=True, add_bos=False) == [1, 261]
 
 
