@@ -16,6 +16,8 @@ import psutil
 import pytest
 from live_daemon import FREED_WITHIN_S, MODEL, LiveDaemon, command, environment, eventually
 
+from appliance.llm import LLM, SamplingParams
+
 pytestmark = pytest.mark.starter
 
 QUESTION = "What is the capital of France?"
@@ -53,6 +55,16 @@ def test_what_is_piped_in_is_the_question(
 ) -> None:
     ended = run(starter_models_dir, tmp_path, "--url", daemon.url, piped=f"{QUESTION}\n")
     assert (ended.returncode, ended.stdout) == (0, ANSWER)
+
+
+def test_a_model_that_was_not_taught_to_chat_goes_on_with_the_text(
+    starter_models_dir: Path, golden: Path, tmp_path: Path
+) -> None:
+    path = golden / "gguf_q4_0" / "mini-q4_0.gguf"
+    ended = run(starter_models_dir, tmp_path, str(path), "the one", port=free_port())
+    assert (ended.returncode, ended.stderr.count("goes on with the text")) == (0, 1)
+    expected = LLM(model=str(path)).generate("the one", SamplingParams(temperature=0, max_tokens=128))
+    assert ended.stdout == expected[0].outputs[0].text + "\n"
 
 
 def test_errors_go_to_stderr_and_set_the_status(

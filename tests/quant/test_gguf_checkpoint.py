@@ -199,6 +199,24 @@ def test_eos_is_the_union_of_all_that_end_generation() -> None:
     assert eos_token_ids(metadata) == (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<eos>", "<end_of_turn>", "x"], (0, 1)),
+        (["<|endoftext|>", "x", "<|im_end|>"], (0, 2)),
+        (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], (0, 1, 2)),
+        (["<|endoftext|>", "<|end|>", "x"], (0, 1)),
+        # gpt-oss ends a part of an answer with <|end|>, and goes on.
+        (["<|return|>", "<|end|>", "<|call|>"], (0, 2)),
+    ],
+)
+def test_control_tokens_that_end_a_turn_end_generation(tokens: list[str], ends: tuple[int, ...]) -> None:
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 0}
+    assert eos_token_ids({**metadata, "tokenizer.ggml.token_type": [3, 3, 3]}) == ends
+    # Text that looks like one is text.
+    assert eos_token_ids({**metadata, "tokenizer.ggml.token_type": [1, 1, 1]}) == (0,)
+
+
 @pytest.mark.parametrize(("kind", "hidden"), [("q4_0", 128), ("q3_k_m", 256)])
 def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, kind: str, hidden: int) -> None:
     whole = (GOLDEN / f"gguf_{kind}" / f"mini-{kind}.gguf").read_bytes()
