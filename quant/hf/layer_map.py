@@ -20,6 +20,10 @@ from appliance.quant.hf.shards import read_tensors
 from appliance.quant.slots import Slot, decoder_slots
 
 
+# Keys of config.json, and the layers that then have a bias.
+_BIASES = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
+
+
 @dataclass(frozen=True, slots=True)
 class LayerMap:
     """A model folder, sorted.
@@ -61,9 +65,7 @@ def _sorted(folder: Path) -> LayerMap:
     format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
-    slots = decoder_slots(sizes)
-    if not fields.flag(config, "tie_word_embeddings", False):
-        slots["head"] = replace(slots["head"], optional=False)
+    slots = _required(decoder_slots(sizes), config)
     modules, vectors = _fill(slots, tensors, prefix)
     layouts = {name: find_layout(module, quant) for name, module in modules.items()}
     used = {info.name for info in vectors.values()}
@@ -76,6 +78,18 @@ def _sorted(folder: Path) -> LayerMap:
     notes += tuple(_skipped(leftover, tensors, prefix, prediction_layers))
     architecture = model_config.architecture(config)
     return LayerMap(config, architecture, quant, modules, layouts, vectors, eos_token_ids, notes)
+
+
+def _required(slots: Mapping[str, Slot], config: Mapping[str, Any]) -> dict[str, Slot]:
+    """The slots, with none optional that the configuration says the model has."""
+    wanted = {"head"} if not fields.flag(config, "tie_word_embeddings", False) else set()
+    for key, stems in _BIASES.items():
+        if fields.flag(config, key, False):
+            wanted.update(f"{stem}.bias" for stem in stems)
+    return {
+        name: replace(slot, optional=slot.optional and name.split(".", 2)[-1] not in wanted)
+        for name, slot in slots.items()
+    }
 
 
 def _fill(
