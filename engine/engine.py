@@ -15,6 +15,7 @@ from appliance.engine.runner import load_model
 from appliance.engine.scheduler import Scheduler, SchedulerLimits
 from appliance.engine.stats import EngineStats
 from appliance.engine.types import ErrorInfo, Request, Sequence, StepPlan, TokenEvent
+from appliance.engine.weights import Progress
 from appliance.kernels import native
 
 log = logging.getLogger("appliance.engine")
@@ -23,14 +24,17 @@ log = logging.getLogger("appliance.engine")
 class Engine:
     """Serves requests with continuous batching.
 
+    Args:
+        progress: told how many of the model's weights of how many are read.
+
     Every request added gets exactly one terminal event, from `step` or from `abort`.
 
     Raises:
         What `load_model` raises.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        model = load_model(config)
+    def __init__(self, config: EngineConfig, progress: Progress = lambda _done, _total: None) -> None:
+        model = load_model(config, progress)
         pool = BlockPool(model.memory.num_blocks, caching=config.enable_prefix_caching)
         limits = SchedulerLimits(
             max_num_seqs=config.max_num_seqs,

@@ -19,7 +19,7 @@ from appliance.engine.notes import load_notes
 from appliance.engine.sampler import sample
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
-from appliance.engine.weights import ModelWeights
+from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.quant.checkpoint import open_checkpoint
 
@@ -100,8 +100,11 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Read a checkpoint, plan its KV memory and allocate it.
+
+    Args:
+        progress: told how far reading the weights has come.
 
     Raises:
         CheckpointError, OSError: the file cannot be read as it should.
@@ -116,7 +119,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype)
         layout = KVLayout((group,), config.block_size)
         dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
-        executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes)
+        executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes, progress)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
         notes = checkpoint.notes

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from appliance.quant.checkpoint import Checkpoint
 from appliance.quant.errors import CheckpointError
 from appliance.quant.tensor import QuantizedLinear, Weight, stack_rows
+
+Progress = Callable[[int, int], None]
+"""Told how many weights of how many are read."""
 
 
 class ModelWeights:
@@ -49,6 +53,31 @@ class ModelWeights:
         ]
         has_bias = any(bool(bias.any()) for bias in biases)
         return QuantizedLinear(tuple(_fused(weights)), torch.cat(biases) if has_bias else None)
+
+
+def read_layers(
+    weights: ModelWeights, layers: Sequence[tuple[str, ...]], progress: Progress
+) -> dict[tuple[str, ...], QuantizedLinear]:
+    """`weights.linear` of each; as many are read at once as torch has threads.
+
+    Each in one thread: where most of the work is moving bytes, the parts of an operation wait for each other longer
+    than they take.
+    """
+    total = sum(weights.elements(names) for names in layers)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads)
+    read: dict[tuple[str, ...], QuantizedLinear] = {}
+    try:
+        done = 0
+        for names, layer in zip(layers, pool.map(weights.linear, layers), strict=True):
+            read[names] = layer
+            done += weights.elements(names)
+            progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+    return read
 
 
 def _fused(weights: Sequence[Weight]) -> Iterator[Weight]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from appliance.quant.packing import packed_bytes, unpack_codes
 from appliance.quant.scheme import Mode, QuantScheme
 
 DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Of a QuantTensor, those with a row for each output.
+_ROW_FIELDS = ("codes", "scales", "zeros", "biases", "sub_scales", "sub_biases")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +132,7 @@ class QuantTensor:
 
     def select_rows(self, index: torch.Tensor | slice) -> QuantTensor:
         """The rows `index` (int64 [M] or a slice), in that order; of a slice, a view."""
-        changed = {name: None if t is None else t[index] for name, t in self._row_tensors().items()}
-        return replace(self, shape=(len(self.scales[index]), self.shape[1]), **changed)
+        return self._with_rows(lambda name: getattr(self, name)[index])
 
     def stacks_with(self, other: Weight) -> bool:
         """Whether the rows of both can be one matrix: same K, scheme, dtypes and permutation."""
@@ -144,14 +146,17 @@ class QuantTensor:
             return self.permutation is other.permutation
         return torch.equal(self.permutation, other.permutation)
 
-    def _row_tensors(self) -> dict[str, torch.Tensor | None]:
-        """Every tensor that has a row for each output, by field."""
-        names = (field.name for field in fields(self))
-        return {name: getattr(self, name) for name in names if name not in ("shape", "scheme", "permutation")}
+    def _with_rows(self, rows_of: Callable[[str], torch.Tensor]) -> QuantTensor:
+        """The same but for its rows: what `rows_of` gives for each field that has some here."""
+        rows: dict[str, Any] = {
+            name: rows_of(name) for name in _ROW_FIELDS if getattr(self, name) is not None
+        }
+        shape = (len(rows["codes"]), self.shape[1])
+        return QuantTensor(**rows, shape=shape, scheme=self.scheme, permutation=self.permutation)
 
     @property
     def nbytes(self) -> int:
-        tensors = (*self._row_tensors().values(), self.permutation)
+        tensors = (getattr(self, name) for name in (*_ROW_FIELDS, "permutation"))
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -211,12 +216,7 @@ def stack_rows(parts: Sequence[Weight]) -> Weight:
         return first
     if isinstance(first, DenseTensor):
         return DenseTensor(torch.cat([part.data for part in parts if isinstance(part, DenseTensor)]))
-    columns = [part._row_tensors() for part in parts if isinstance(part, QuantTensor)]
-    stacked = {
-        name: None if tensor is None else torch.cat([tensors[name] for tensors in columns])
-        for name, tensor in columns[0].items()
-    }
-    return replace(first, shape=(sum(part.shape[0] for part in parts), first.shape[1]), **stacked)
+    return first._with_rows(lambda name: torch.cat([getattr(part, name) for part in parts]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from appliance.engine.batch import Batch
 from appliance.engine.executors.matrix import Matrix
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import BlockCopy
-from appliance.engine.weights import ModelWeights
+from appliance.engine.weights import ModelWeights, Progress, read_layers
 from appliance.kernels.kv_layout import KVLayout
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
@@ -31,6 +31,7 @@ class TorchExecutor:
     Args:
         weights: read while loading, one matrix at a time, and let go.
         dense_bytes: the matrices are kept dequantised where all of them take no more than this.
+        progress: told how far reading the weights has come.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TorchExecutor:
         weights: ModelWeights,
         layout: KVLayout,
         dense_bytes: int,
+        progress: Progress,
     ) -> None:
         self._program = program
         self._spec = spec
@@ -50,15 +52,12 @@ class TorchExecutor:
         self._matrices: dict[tuple[str, ...], Matrix] = {}
         self._vectors: dict[str, torch.Tensor] = {}
         self._embeddings: dict[str, Weight] = {}
-        linears = [op.weights for op in program.ops if isinstance(op, ops.Linear)]
-        dense = 4 * sum(weights.elements(names) for names in linears) <= dense_bytes
         for op in program.ops:
             if isinstance(op, ops.Embed):
                 self._embeddings[op.weight] = weights.read(op.weight)
-            elif isinstance(op, ops.Linear):
-                self._matrices[op.weights] = Matrix(self._layer(op.weights, weights), dense=dense)
             elif isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
+        self._load_matrices(weights, dense_bytes, progress)
         self._buffers: dict[str, torch.Tensor] = {}
 
     @property
@@ -103,11 +102,16 @@ class TorchExecutor:
             pool = self._pools[copy.source.group]
             pool[copy.target.id] = pool[copy.source.id]
 
-    def _layer(self, names: tuple[str, ...], weights: ModelWeights) -> QuantizedLinear:
-        """The named layer; a head that is the embedding shares its memory."""
-        if len(names) == 1 and names[0] in self._embeddings:
-            return QuantizedLinear((self._embeddings[names[0]],))
-        return weights.linear(names)
+    def _load_matrices(self, weights: ModelWeights, dense_bytes: int, progress: Progress) -> None:
+        names = [op.weights for op in self._program.ops if isinstance(op, ops.Linear)]
+        dense = 4 * sum(weights.elements(name) for name in names) <= dense_bytes
+        # A head that is the embedding shares its memory.
+        layers: dict[tuple[str, ...], QuantizedLinear] = {
+            (name,): QuantizedLinear((weight,)) for name, weight in self._embeddings.items()
+        }
+        layers |= read_layers(weights, [name for name in names if name not in layers], progress)
+        for name in names:
+            self._matrices[name] = Matrix(layers.pop(name), dense=dense)
 
     def _embed(self, op: ops.Embed, batch: Batch) -> None:
         self._buffers[op.out] = self._embeddings[op.weight].select_rows(batch.token_ids).dequantize()

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from appliance.kernels.repack import transpose_nibbles
 from appliance.quant.awq.nibbles import (
     CHUNK_WORDS,
+    in_parallel,
     pair_nibbles,
-    transpose_nibbles,
     transpose_squares,
     unpack_nibbles,
 )
@@ -55,12 +56,15 @@ def read_gemv_fast(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     rows, columns = module.shape
     words = fetch("qweight").view(torch.int32).view(rows // 4, columns // 64, 4, 2, 4)
     codes = words.new_empty(rows, columns // 32, 4)
-    size = max(1, CHUNK_WORDS // (columns // 2))
-    for chunk, target in zip(torch.split(words, size), torch.split(codes, 4 * size), strict=True):
+
+    def turn(chunk: torch.Tensor, target: torch.Tensor) -> None:
         quads = chunk.permute(4, 0, 2, 1, 3).contiguous().view(1, 4, -1)
         pair_nibbles(quads)
         transpose_squares(quads)
         target.copy_(quads.view(4, len(target), -1).permute(1, 2, 0))
+
+    size = max(1, CHUNK_WORDS // (columns // 2))
+    in_parallel(turn, zip(torch.split(words, size), torch.split(codes, 4 * size), strict=True))
     scales = _unpadded(fetch("scales").t(), module, layout)
     scaled = fetch(layout.uses[1]).t()[:, : scales.shape[1]]
     # Stored is fp16(-scale * zero).
@@ -82,15 +86,18 @@ def read_marlin(module: Module, layout: Layout, fetch: Fetch) -> QuantTensor:
     rows, columns = module.shape
     tiles = columns // 16
     codes = torch.empty(rows // 64, 4, 2, 8, tiles, 2, dtype=torch.int32)
-    size = max(1, CHUNK_WORDS // (tiles * 128))
-    chunks = torch.split(fetch("qweight"), 128 * size, dim=1)
-    for chunk, target in zip(chunks, torch.split(codes, size), strict=True):
+
+    def turn(chunk: torch.Tensor, target: torch.Tensor) -> None:
         quads = chunk.t().contiguous().view(-1, 4, 4 * tiles)
         pair_nibbles(quads)
         transpose_squares(quads)
-        sorted_ = quads.view(len(target), 8, 2, 2, 4, tiles).permute(0, 4, 2, 1, 5, 3)
-        for input_ in range(2):
-            target[..., input_].copy_(sorted_[..., input_])
+        ordered = quads.view(len(target), 8, 2, 2, 4, tiles).permute(0, 4, 2, 1, 5, 3)
+        for half in range(2):
+            target[..., half].copy_(ordered[..., half])
+
+    size = max(1, CHUNK_WORDS // (tiles * 128))
+    words = torch.split(fetch("qweight"), 128 * size, dim=1)
+    in_parallel(turn, zip(words, torch.split(codes, size), strict=True))
     stored = fetch("scales")
     order = _ROW_ORDER if len(stored) == 1 else _GROUP_ORDER
     scales = torch.empty_like(stored)

@@ -40,6 +40,7 @@ class WeightArgs:
     """
 
     bits: int
+    is_float: bool
     strategy: str
     group_size: int
     block: tuple[int, int]
@@ -205,6 +206,7 @@ def _weight_args(raw: Mapping[str, Any]) -> WeightArgs:
     rows, columns = _block(raw)
     return WeightArgs(
         bits=bits,
+        is_float=kind == "float",
         strategy=strategy,
         group_size={"group": size, "block": columns}.get(strategy, -1),
         block=(rows, columns),

@@ -40,28 +40,27 @@ def is_dense(module: Module, bits: int) -> bool:
 
 def layout(module: Module, config: QuantConfig) -> Layout | None:
     args = weight_args(config, module.name)
-    weight = module.tensors.get("weight")
     if "weight_packed" in module.tensors:
         return _packed(module, args)
-    if weight is not None and weight.dtype == "I8":
-        module.expect("weight", ("I8",), module.shape)
+    weight = module.tensors.get("weight")
+    if weight is None or weight.dtype not in ("I8", "F8_E4M3"):
+        return None
+    dtype = weight.dtype if args is None else "F8_E4M3" if args.is_float else "I8"
+    module.expect("weight", (dtype,), module.shape)
+    if dtype == "I8":
         return _integers(module, args, INT, args.bits if args else 8, ("weight",))
-    if weight is not None and weight.dtype == "F8_E4M3":
-        module.expect("weight", ("F8_E4M3",), module.shape)
-        group_size, rows, dtype = _scales(module, args)
-        scheme = QuantScheme(8, group_size, Mode.CODEBOOK, dtype, Codebook.E4M3)
-        return Layout(FP8, scheme, ("weight", "weight_scale", *_activations(module)), rows)
-    return None
+    group_size, rows, scale_dtype = _scales(module, args)
+    scheme = QuantScheme(8, group_size, Mode.CODEBOOK, scale_dtype, Codebook.E4M3)
+    return Layout(FP8, scheme, ("weight", "weight_scale", *_activations(module)), rows)
 
 
 def _packed(module: Module, args: WeightArgs | None) -> Layout:
     rows, columns = module.shape
     shape = module.tensors["weight_packed"].shape
     words = shape[1] if len(shape) == 2 else 0
-    bits = _bits(words, columns, args)
-    module.expect(
-        "weight_packed", ("I32",), (rows, words if bits else dense_words(columns, args.bits if args else 4))
-    )
+    bits = _bits(module, words, args)
+    claimed = dense_words(columns, args.bits if args else 4)
+    module.expect("weight_packed", ("I32",), (rows, words if bits else claimed))
     module.expect("weight_shape", ("I64", "I32"), (2,))
     if 32 % bits and dense_words(columns, bits) == padded_words(columns, bits):
         raise UnsupportedFormatError(
@@ -70,10 +69,14 @@ def _packed(module: Module, args: WeightArgs | None) -> Layout:
     return _integers(module, args, PACKED, bits, ("weight_packed", "weight_shape"))
 
 
-def _bits(words: int, columns: int, args: WeightArgs | None) -> int:
-    """The bits of a code by the length of a row, 0 where none fits; what is claimed counts where two do."""
+def _bits(module: Module, words: int, args: WeightArgs | None) -> int:
+    """The bits of a code by the length of a row; 0 where none fits, or nothing but the length contradicts a claim."""
+    columns = module.shape[1]
     if args and words in (dense_words(columns, args.bits), padded_words(columns, args.bits)):
         return args.bits
+    zeros = module.tensors.get("weight_zero_point")
+    if args and (zeros is None or zeros.dtype != "I32"):
+        return 0
     for length in (dense_words, padded_words):
         for bits in BITS:
             if words == length(columns, bits):
@@ -109,34 +112,33 @@ def _expect_zeros(module: Module, format_: str, bits: int) -> None:
 
 
 def _scales(module: Module, args: WeightArgs | None) -> tuple[int, int, str]:
-    """How many columns and how many rows share a scale, and what it is computed in."""
+    """How many columns and how many rows share a scale, and what it is computed in.
+
+    A claim is believed unless the scales' shape contradicts it and zero points bear them out.
+    """
     rows, columns = module.shape
     info = module.tensors.get("weight_scale")
     shape = info.shape if info else ()
-    block = args.block if args and args.strategy == "block" else None
-    if info and shape in ((), (1,), (1, 1)):
-        sharing = columns, rows
-    elif block and shape == (-(-rows // block[0]), -(-columns // block[1])):
-        sharing = min(block[1], columns), block[0]
-    elif len(shape) == 2 and shape[0] == rows and shape[1] > 0:
-        sharing = _group_size(shape[1], columns, args), 1
-    else:
-        group_size = min(args.group_size, columns) if args and args.group_size > 0 else columns
-        sharing = group_size, block[0] if block else 1
-        shape = (-(-rows // sharing[1]), -(-columns // group_size))
-    dtype = module.expect("weight_scale", DENSE_DTYPES, shape).dtype
-    return *sharing, _DTYPES[dtype]
+    width, height = _claimed_sharing(module.shape, args) if args else (columns, 1)
+    is_open = args is None or "weight_zero_point" in module.tensors
+    if is_open and shape != (-(-rows // height), -(-columns // width)):
+        if info and shape in ((), (1,), (1, 1)):
+            width, height = columns, rows
+        elif len(shape) == 2 and shape[0] == rows and shape[1] and columns % shape[1] == 0:
+            width, height = columns // shape[1], 1
+    expected = -(-rows // height), -(-columns // width)
+    accepted = shape if info and expected == (1, 1) and shape in ((), (1,)) else expected
+    dtype = module.expect("weight_scale", DENSE_DTYPES, accepted).dtype
+    if height == 1 and columns % width:
+        raise CheckpointError(f"groups of {width} do not divide the {columns} columns of {module.name}")
+    return width, height, _DTYPES[dtype]
 
 
-def _group_size(groups: int, columns: int, args: WeightArgs | None) -> int:
-    claimed = min(args.group_size, columns) if args and args.strategy == "group" else 0
-    size = claimed if claimed and groups == -(-columns // claimed) else columns // groups
-    if size * groups != columns:
-        raise CheckpointError(
-            f"weight_scale has {groups} groups for {columns} columns{f' in groups of {claimed}' if claimed else ''}, "
-            "expected groups of one size"
-        )
-    return size
+def _claimed_sharing(shape: tuple[int, int], args: WeightArgs) -> tuple[int, int]:
+    """Columns and rows that share a scale."""
+    rows, columns = shape
+    width = columns if args.group_size == -1 else min(args.group_size, columns)
+    return width, {"tensor": rows, "block": args.block[0]}.get(args.strategy, 1)
 
 
 def _activations(module: Module) -> tuple[str, ...]:

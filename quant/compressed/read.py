@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
+from appliance.kernels.repack import reorder_codes
 from appliance.quant.compressed.layout import is_dense
 from appliance.quant.errors import CheckpointError
 from appliance.quant.hf.module import Layout, Module
@@ -71,11 +71,7 @@ def _integers(module: Module, layout: Layout, fetch: Fetch, codes: torch.Tensor)
     if "weight_g_idx" in layout.uses:
         permutation = _permutation(fetch("weight_g_idx").long(), scheme)
     if permutation is not None:
-        for some in _chunks(codes, module.shape[1]):
-            # numpy's take is several times as fast as index_select on bytes.
-            unpacked = unpack_codes(some, scheme.bits, module.shape[1]).numpy()
-            ordered = torch.from_numpy(np.take(unpacked, permutation.numpy(), axis=1))
-            some.copy_(pack_codes(ordered, scheme.bits))
+        codes = reorder_codes(codes, permutation, scheme.bits)
     scales = _scales(module, layout, fetch)
     return QuantTensor(codes, scales, module.shape, scheme, zeros=zeros, permutation=permutation)
 
@@ -99,7 +95,7 @@ def _of_rows(module: Module, layout: Layout, shared: torch.Tensor) -> torch.Tens
 def _unsigned(what: str, values: torch.Tensor, bits: int) -> torch.Tensor:
     """int8 → uint8 codes, in place."""
     half = 1 << (bits - 1)
-    low, high = (int(value) for value in (values.numpy().min(), values.numpy().max()))
+    low, high = (values.numpy().min(), values.numpy().max()) if bits < 8 else (-half, half - 1)
     if low < -half or high >= half:
         raise CheckpointError(
             f"{what} holds {low} to {high}, expected {-half} to {half - 1} as the configuration says {bits} bits"
@@ -144,4 +140,4 @@ def _permutation(groups: torch.Tensor, scheme: QuantScheme) -> torch.Tensor | No
 
 
 def _chunks(rows: torch.Tensor, columns: int) -> tuple[torch.Tensor, ...]:
-    return rows.split(max(1, _CHUNK_CODES // columns))
+    return torch.split(rows, max(1, _CHUNK_CODES // columns))

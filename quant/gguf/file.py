@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
+from appliance.quant.file_range import read_range
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -148,16 +149,11 @@ class GGUFFile:
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The raw bytes of a tensor, [rows, row_bytes].
 
-        Read, not mapped: where a file is cut short while it is open, a map ends the process.
+        Several threads may read at once.
         """
         info = self.tensors[name]
-        self._file.seek(info.offset)
-        raw = self._file.read(info.nbytes)
-        if len(raw) != info.nbytes:
-            raise CheckpointError(
-                f"{self.path}: tensor {name!r} has {len(raw)} of its {info.nbytes} bytes left: the file was cut short"
-            )
-        return np.frombuffer(raw, dtype=np.uint8).reshape(-1, info.row_bytes)
+        raw = read_range(self.path, self._file.fileno(), name, info.offset, info.nbytes)
+        return raw.reshape(-1, info.row_bytes)
 
     def close(self) -> None:
         self._file.close()

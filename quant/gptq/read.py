@@ -8,20 +8,18 @@ from dataclasses import replace
 
 import torch
 
+from appliance.kernels.repack import reorder_codes, transpose_words
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gptq.layout import UNKNOWN, V1, V1_WORDS, V2
 from appliance.quant.hf.module import Layout, Module
-from appliance.quant.packing import pack_codes, packed_bytes, unpack_codes
-from appliance.quant.scheme import Mode, QuantScheme
+from appliance.quant.packing import packed_bytes, unpack_codes
+from appliance.quant.scheme import Mode
 from appliance.quant.tensor import QuantTensor
 
 log = logging.getLogger(__name__)
 
 # A one in each field of a word; 3-bit fields cross words, and are shifted one by one by every tool.
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-_CHUNK_CODES = 1 << 18
-# So many rows at once go through the cache: twice as fast as all.
-_STRIP_ROWS = 32
 
 
 def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -> QuantTensor:
@@ -44,9 +42,9 @@ def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -
     elif zeros is not None and scheme.mode is Mode.SYM:
         log.warning("%s is said to be symmetric, but its zero points differ: the tensors decide", module.name)
         scheme = replace(scheme, mode=Mode.ZP)
-    codes = _bit_rows(_transposed(fetch("qweight")), columns, scheme.bits)
+    codes = _bit_rows(transpose_words(fetch("qweight")), columns, scheme.bits)
     if permutation is not None:
-        _reorder(codes, permutation, scheme)
+        codes = reorder_codes(codes, permutation, scheme.bits)
     return QuantTensor(codes, scales, (rows, columns), scheme, zeros, permutation=permutation)
 
 
@@ -125,24 +123,8 @@ def _zeros(stored: torch.Tensor, module: Module, layout: Layout) -> torch.Tensor
     return zeros.t().contiguous()
 
 
-def _transposed(words: torch.Tensor) -> torch.Tensor:
-    turned = words.new_empty(words.shape[1], words.shape[0])
-    for strip, out in zip(torch.split(words, _STRIP_ROWS), torch.split(turned, _STRIP_ROWS, 1), strict=True):
-        out.copy_(strip.t())
-    return turned
-
-
 def _bit_rows(words: torch.Tensor, fields: int, bits: int) -> torch.Tensor:
     """int32 [M, words] → uint8 [M, bytes], packed as `pack_codes` does: both are streams of bits."""
     packed = words.view(torch.uint8)
     wanted = packed_bytes(fields, bits)
     return packed if packed.shape[1] == wanted else packed[:, :wanted].contiguous()
-
-
-def _reorder(codes: torch.Tensor, permutation: torch.Tensor, scheme: QuantScheme) -> None:
-    """Puts the codes of each row into the order of the permutation, in place and few rows at a time."""
-    columns = len(permutation)
-    for some in torch.split(codes, max(1, _CHUNK_CODES // columns)):
-        unpacked = unpack_codes(some, scheme.bits, columns)
-        # Three times as fast as index_select.
-        some.copy_(pack_codes(unpacked.gather(1, permutation.expand(len(some), -1)), scheme.bits))

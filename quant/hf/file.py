@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
+from appliance.quant.file_range import read_range
 
 # As the reference implementation allows.
 MAX_HEADER_BYTES = 100_000_000
@@ -92,25 +93,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 def read_bytes(info: TensorInfo) -> npt.NDArray[np.uint8]:
     """The raw bytes of a tensor.
 
-    Read, not mapped: where a file is cut short while it is open, a map ends the process.
-
     Raises:
         CheckpointError: the file was cut short meanwhile.
         OSError: it cannot be read.
     """
-    data = np.empty(info.nbytes, dtype=np.uint8)
     with info.file.open("rb", buffering=0) as file:
-        file.seek(info.offset)
-        view, done = memoryview(data), 0
-        while done < info.nbytes:
-            count = file.readinto(view[done:])
-            if not count:
-                raise CheckpointError(
-                    f"{info.file}: tensor {info.name!r} has {done} of its {info.nbytes} bytes left: "
-                    "the file was cut short"
-                )
-            done += count
-    return data
+        return read_range(info.file, file.fileno(), info.name, info.offset, info.nbytes)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

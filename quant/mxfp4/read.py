@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from appliance.quant.errors import CheckpointError
@@ -11,7 +12,9 @@ from appliance.quant.hf.module import Layout, Module
 from appliance.quant.tensor import QuantTensor
 
 _NAN = 255
-_SMALLEST = 0x0040
+# bfloat16 2**(exponent - 127), as int16: its own exponent has that bias too, but 2**-127 is subnormal in it.
+_POWERS = np.arange(_NAN, dtype=np.int16) << 7
+_POWERS[0] = 0x0040
 
 
 def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -> QuantTensor:
@@ -22,8 +25,8 @@ def read(module: Module, layout: Layout, fetch: Callable[[str], torch.Tensor]) -
 
 
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
-    """uint8 → bfloat16 2**(exponent - 127): its own exponent has that bias too, but 2**-127 is subnormal in it."""
-    if bool((exponents == _NAN).any()):
+    """uint8 → bfloat16 of that shape."""
+    values = exponents.numpy()
+    if values.max() == _NAN:
         raise CheckpointError(f"scales hold {_NAN}, which is NaN, expected exponents up to {_NAN - 1}")
-    powers = exponents.short() << 7
-    return powers.masked_fill_(exponents == 0, _SMALLEST).view(torch.bfloat16)
+    return torch.from_numpy(_POWERS[values]).view(torch.bfloat16)

@@ -119,21 +119,34 @@ def test_text_never_becomes_a_control_token_unless_it_may(pair: Pair) -> None:
             assert pair.ours.decode(plain) == pair.normal(around)
 
 
-@pytest.mark.parametrize("whole_words", [True, False])
-def test_merges_make_no_control_tokens(tmp_path: Path, whole_words: bool) -> None:
+def test_merges_make_no_control_tokens(tmp_path: Path) -> None:
     definition = llama2(CORPUS)
     model = definition["model"]
-    for text in ("<", ">", "s>", "\u2581<s>"):
+    for text in ("<", ">", "s>", "▁<s>"):
         model["vocab"].setdefault(text, len(model["vocab"]))
-    model["ignore_merges"] = whole_words
     model["merges"] = [["s", ">"], ["<", "s>"], ["▁", "<s>"], *model["merges"]]
-    folder = write_folder(tmp_path, definition, tokenizer_config=LLAMA_NAMES)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(write_folder(tmp_path, definition, tokenizer_config=LLAMA_NAMES))
     assert 1 in tokenizer.encode("<s>a", parse_special=True, add_bos=False)
     for text in ("<s>", "a<s>b", "<s><s>", "<unk>"):
         ids = tokenizer.encode(text, parse_special=False, add_bos=False)
         assert not {0, 1, 2} & set(ids)
         assert tokenizer.decode(ids) == text
+
+
+def test_whole_words_are_no_control_tokens(tmp_path: Path) -> None:
+    """Where a word that is in the vocabulary is taken as it is, without merging."""
+    definition = byte_level(CORPUS)
+    definition["model"]["ignore_merges"] = True
+    definition["model"]["vocab"]["<|im_end|>"] = 400
+    definition["added_tokens"] = [{"id": 400, "content": "<|im_end|>", "special": True}]
+    definition["pre_tokenizer"] = {
+        "type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False,
+    }  # fmt: skip
+    tokenizer = Tokenizer.load(write_folder(tmp_path, definition))
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [400]
+    ids = tokenizer.encode("<|im_end|>", parse_special=False)
+    assert 400 not in ids
+    assert tokenizer.decode(ids) == "<|im_end|>"
 
 
 def test_other_added_tokens_are_found_always(tmp_path: Path) -> None:
@@ -142,6 +155,16 @@ def test_other_added_tokens_are_found_always(tmp_path: Path) -> None:
     for parse_special in (True, False):
         assert both.ours.encode("a<think>b", parse_special=parse_special)[1:-1] == [think]
     assert both.ours.token_bytes(think) == b"<think>"
+
+
+def test_added_tokens_of_a_byte_level_vocabulary_are_written_as_they_are(tmp_path: Path) -> None:
+    """Where transformers takes their letters for bytes, and so loses them."""
+    definition = byte_level(CORPUS)
+    definition["added_tokens"].append({"id": 404, "content": "<é>", "special": False})
+    tokenizer = Tokenizer.load(write_folder(tmp_path, definition))
+    ids = tokenizer.encode("a<é>", parse_special=True)
+    assert ids[-1] == 404
+    assert tokenizer.decode(ids) == "a<é>"
 
 
 def test_decoding_is_transformers_and_gives_the_text_back(pair: Pair) -> None:
@@ -222,6 +245,14 @@ def test_no_token_stands_for_more_than_it_says(pair: Pair) -> None:
         for parse_special in (True, False):
             ids = pair.ours.encode(text, parse_special=parse_special, add_bos=False)
             assert len(text.encode()) <= len(ids) * longest
+
+
+def test_composing_letters_makes_tokens_stand_for_more(tmp_path: Path) -> None:
+    definition = byte_level(CORPUS)
+    composing = Tokenizer.load(write_folder(tmp_path, definition)).longest_token_bytes
+    plain = Tokenizer.load(write_folder(tmp_path, definition | {"normalizer": None})).longest_token_bytes
+    stripping = Tokenizer.load(write_folder(tmp_path, definition | {"normalizer": {"type": "StripAccents"}}))
+    assert (composing, stripping.longest_token_bytes) == (3 * plain, sys.maxsize)
 
 
 def test_no_length_is_promised_where_a_token_takes_any_whitespace(tmp_path: Path) -> None:

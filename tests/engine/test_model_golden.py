@@ -42,7 +42,14 @@ def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
-        executor = TorchExecutor(build_program(spec), spec, weights, KVLayout((group,), 16), dense_bytes)
+        executor = TorchExecutor(
+            build_program(spec),
+            spec,
+            weights,
+            KVLayout((group,), 16),
+            dense_bytes,
+            lambda _done, _total: None,
+        )
     executor.attach_pools(16, 512)
     return executor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,10 +102,12 @@ def test_packed_codes_come_back(tmp_path: Path, case: tuple) -> None:  # type: i
 
 
 @pytest.mark.parametrize("claim", [None, 2, 8])
-def test_bits_are_those_of_the_packed_length_whatever_is_claimed(tmp_path: Path, claim: int | None) -> None:
-    codes = torch.randint(0, 32, (6, 96), dtype=torch.uint8)
+def test_bits_are_those_of_the_packed_lengths_whatever_is_claimed(tmp_path: Path, claim: int | None) -> None:
+    codes, zeros = torch.randint(0, 32, (6, 96), dtype=torch.uint8), torch.full((6, 1), 16, dtype=torch.uint8)
     tensors = {"weight_packed": stream(codes, 5), "weight_scale": torch.ones(6, 1).half()}
     tensors["weight_shape"] = torch.tensor([6, 96], dtype=torch.int32)
+    if claim:
+        tensors["weight_zero_point"] = stream(zeros.T, 5).T
     quant = config(num_bits=claim, strategy="channel") if claim else QuantConfig()
     weight = read(tmp_path, tensors, (6, 96), quant)
     assert torch.equal(weight.dequantize(), codes.float() - 16)
@@ -187,7 +190,10 @@ BAD = [
         r"weight_scale' is F32 \[4, 6\], expected F32 or F16 or BF16 \[6, 4\]",
     ),
     ({"weight_scale": torch.ones(6, 4).int()}, r"weight_scale' is I32 \[6, 4\], expected F32"),
-    ({"weight_scale": torch.ones(6, 5)}, "weight_scale has 5 groups for 64 columns in groups of 16"),
+    (
+        {"weight_scale": torch.ones(6, 5)},
+        r"weight_scale' is F32 \[6, 5\], expected F32 or F16 or BF16 \[6, 4\]",
+    ),
     ({"weight_scale": torch.full((6, 4), torch.nan)}, "weight_scale holds NaN or infinity"),
     ({"weight_shape": torch.tensor([6, 60])}, r"weight_shape holds \[6, 60\], expected \[6, 64\]"),
     (
@@ -213,10 +219,47 @@ def test_tensors_at_odds_are_named(
 
 def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
     tensors = {"weight": torch.zeros(3, 96, dtype=torch.int8), "weight_scale": torch.ones(3, 2)}
-    with pytest.raises(
-        CheckpointError, match="2 groups for 96 columns in groups of 64, expected groups of one size"
-    ):
+    with pytest.raises(CheckpointError, match=r"groups of 64 do not divide the 96 columns of model\.layers"):
         read(tmp_path, tensors, (3, 96), config(num_bits=8, group_size=64))
+
+
+# A row of 64 codes in 4 bits, with nothing but a claim beside it.
+ALONE = {
+    "weight_packed": torch.zeros(6, 8).int(),
+    "weight_scale": torch.ones(6, 4),
+    "weight_shape": torch.tensor([6, 64]),
+}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "claims", "message"),
+    [
+        (ALONE, {"num_bits": 8}, r"weight_packed' is I32 \[6, 8\], expected I32 \[6, 16\]"),
+        (ALONE, {"group_size": 32}, r"weight_scale' is F32 \[6, 4\], expected .* \[6, 2\]"),
+        (
+            ALONE,
+            {"group_size": None, "strategy": "channel"},
+            r"weight_scale' is F32 \[6, 4\], expected .* \[6, 1\]",
+        ),
+        (ALONE | {"weight_scale": torch.ones(1)}, {}, r"weight_scale' is F32 \[1\], expected .* \[6, 4\]"),
+        (
+            {"weight": torch.zeros(6, 64).char()},
+            {"num_bits": 8, "type": "float"},
+            r"is I8 \[6, 64\], expected F8_E4M3",
+        ),
+        (
+            {"weight": torch.zeros(6, 64).to(torch.float8_e4m3fn)},
+            {},
+            r"is F8_E4M3 \[6, 64\], expected I8 \[6, 64\]",
+        ),
+    ],
+)
+def test_one_tensor_against_the_claim_is_an_error(
+    tmp_path: Path, tensors: Tensors, claims: dict[str, Any], message: str
+) -> None:
+    quant = config(**{"num_bits": 4, "group_size": 16} | claims)
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, tensors, (6, 64), quant)
 
 
 def test_groups_that_were_never_scattered_keep_the_order(tmp_path: Path) -> None:
