@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 
-
 # What is quoted from a file may be as long as the file; a message's beginning and end say enough.
 _HEAD_CHARS, _TAIL_CHARS = 600, 300
 

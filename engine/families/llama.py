@@ -104,7 +104,9 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
     rope = {**fields.section(config, "rope_scaling"), **fields.section(config, "rope_parameters")}
     nested = [key for key, value in rope.items() if isinstance(value, dict)]
     if nested:
-        raise UnsupportedModelError(f"RoPE of its own for {', '.join(nested)} is not supported; supported is one for all")
+        raise UnsupportedModelError(
+            f"RoPE of its own for {', '.join(nested)} is not supported; supported is one for all"
+        )
     kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
     if kind != "default":
         raise UnsupportedModelError(f"RoPE of type {kind!r} is not supported; supported is the default one")

@@ -19,7 +19,6 @@ from appliance.quant.hf.quant_config import QuantConfig, read_quant_config
 from appliance.quant.hf.shards import read_tensors
 from appliance.quant.slots import Slot, decoder_slots
 
-
 # Keys of config.json, and the layers that then have a bias.
 _BIASES = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
 

@@ -80,7 +80,8 @@ def _completed(first: QuantConfig, other: QuantConfig) -> QuantConfig:
         bits=other.bits if first.bits is None else first.bits,
         group_size=other.group_size if first.group_size is None else first.group_size,
         format=first.format or other.format,
-        disputed=first.disputed or (other.source if other.format not in ("", first.format or other.format) else ""),
+        disputed=first.disputed
+        or (other.source if other.format not in ("", first.format or other.format) else ""),
         raw={**other.raw, **first.raw},
     )
 

@@ -72,14 +72,16 @@ def test_symmetric_zero_points_tell_how_they_are_stored(tmp_path: Path) -> None:
     edit(folder / "quantize_config.json", format="gptq", checkpoint_format="gptq")
     assert_same_weights(folder, SYMMETRIC_V2)
     (note,) = HFCheckpoint(folder).notes
-    assert note.startswith("config.json says that the format is gptq_v2, quantize_config.json that it is gptq")
+    assert note.startswith(
+        "config.json says that the format is gptq_v2, quantize_config.json that it is gptq"
+    )
 
 
 def test_zero_points_wrongly_said_to_be_symmetric_cannot_tell(tmp_path: Path) -> None:
     folder = copy_of(ASYMMETRIC_V2, tmp_path)
     edit(folder / "quantize_config.json", format="gptq", checkpoint_format="gptq", sym=True)
     edit_quantization(folder, sym=True)
-    with pytest.raises(CheckpointError, match="zero points differ .* these disagree on whether"):
+    with pytest.raises(CheckpointError, match=r"zero points differ .* these disagree on whether"):
         HFCheckpoint(folder).read("layers.0.q")
 
 
@@ -96,9 +98,7 @@ def test_what_config_json_is_silent_on_the_tools_own_file_says(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("key", "missing"), [("attention_bias", "self_attn.q_proj.bias"), ("mlp_bias", "mlp.gate_proj.bias")]
 )
-def test_biases_that_the_configuration_promises_must_be_there(
-    key: str, missing: str, tmp_path: Path
-) -> None:
+def test_biases_that_the_configuration_promises_must_be_there(key: str, missing: str, tmp_path: Path) -> None:
     folder = copy_of(PLAIN, tmp_path)
     edit(folder / "config.json", **{key: True})
     with pytest.raises(CheckpointError, match=f"'model.layers.0.{missing}' is missing"):
@@ -159,7 +159,7 @@ def test_thousands_of_rules_are_refused_or_cheap(tmp_path: Path) -> None:
         if count < 4096:
             assert HFCheckpoint(folder).notes == ()
         else:
-            with pytest.raises(UnsupportedFormatError, match="5000 patterns .* at most 4096"):
+            with pytest.raises(UnsupportedFormatError, match=r"5000 patterns .* at most 4096"):
                 HFCheckpoint(folder)
     assert time.perf_counter() - start < 20
 

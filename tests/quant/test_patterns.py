@@ -42,7 +42,7 @@ def test_what_is_not_tried_is_not_known(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a|a)*$", "(.*)*x", ".*" * 200 + "x", r"\w*" * 170 + "x", "(a?)+" * 100 + "x", "(((.*)*)*)*x"]
+    "pattern", ["(a+)+$", "(a|a)*$", "(.*)*x", ".*" * 200 + "x", r"\w*" * 170 + "x", "(a?)+" * 100 + "x"]
 )
 def test_no_pattern_takes_long(pattern: str) -> None:
     start = time.perf_counter()
