@@ -33,7 +33,8 @@ class LLM:
     As a context manager it frees everything at the end, `close` does too.
 
     Args:
-        model: a catalogue name (pulled if absent), the name of an installed model, or a path to a .gguf file.
+        model: a catalogue name (pulled if absent), the name of an installed model, or a path to a .gguf file or a
+            model folder.
         settings: any setting by its name, e.g. `max_model_len=2048`.
 
     Raises:

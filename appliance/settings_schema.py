@@ -126,7 +126,8 @@ class ModelSettings(_Section):
     """What is served, and how it is computed."""
 
     model: str = setting(
-        "smollm2:135m", "The model to serve: a name of the catalogue or a path to a .gguf file."
+        "smollm2:135m",
+        "The model to serve: a name of the catalogue, or a path to a .gguf file or a model folder.",
     )
     served_model_name: str | None = setting(
         None, "What clients call the model.", absent="the model's own name", example="house-model"
