@@ -21,7 +21,7 @@ from pydantic import (
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.sampling_params import MAX_SEED
-from appliance.settings_values import BlockSize, Texts, parse_host
+from appliance.settings_values import BlockSize, Texts, parse_host, parse_origin
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 KEYS_FILE = "api_keys"

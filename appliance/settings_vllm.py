@@ -41,7 +41,10 @@ class Foreign:
 
 
 _SPECULATION = "drafts are not supported; leave it out, answers are the same without"
-_ONE_MODEL = "the daemon serves the weights as they are, without LoRA adapters; merge the adapter into the model, and serve that"
+_ONE_MODEL = (
+    "the daemon serves the weights as they are, without LoRA adapters; merge the adapter into the model "
+    "and serve that"
+)
 _ONE_DEVICE = (
     "a model is computed by one device; leave it at 1, and take a smaller or more strongly quantised "
 )
