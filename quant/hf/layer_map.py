@@ -17,6 +17,7 @@ from appliance.quant.hf.module import DENSE_DTYPES, Advice, Layout, Module
 from appliance.quant.hf.names import decoder_prefix, extra, module_name
 from appliance.quant.hf.quant_config import QuantConfig, read_quant_config
 from appliance.quant.hf.shards import read_tensors
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.quant.slots import Slot, decoder_slots
 
 # Keys of config.json, and the layers that then have a bias.
@@ -59,7 +60,7 @@ def _sorted(folder: Path) -> LayerMap:
     config = model_config.read_config(folder)
     with located(folder / "config.json"):
         sizes = model_config.sizes(config)
-        eos_token_ids = model_config.eos_token_ids(folder, config)
+    eos_token_ids = model_config.eos_token_ids(folder, config, TokenizerFiles.read(folder))
     quant, notes = read_quant_config(folder, config)
     format_ = announced(quant)
     tensors = read_tensors(folder)
