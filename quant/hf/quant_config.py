@@ -17,16 +17,18 @@ _BITS = ("bits", "w_bit", "wbits")
 _GROUP_SIZE = ("group_size", "q_group_size")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class QuantConfig:
     """The claims of a configuration; None or "" where it is silent. Tensors decide, claims are compared.
+
+    Hashed by identity, so that what is made of a configuration can be kept by it.
 
     Attributes:
         source: the file's name.
         method: lower-case, e.g. "gptq"; "" for a model that is not quantised.
         group_size: -1 where a whole row is one group.
         format: the method's variant, lower-case, e.g. "gemm", "gptq_v2", "auto_round:auto_gptq".
-        raw: everything; left out of the hash, so that what is made of a configuration can be kept by it.
+        raw: everything.
         disputed: another file that says another format; "" where none does.
     """
 
@@ -35,7 +37,7 @@ class QuantConfig:
     bits: int | None = None
     group_size: int | None = None
     format: str = ""
-    raw: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    raw: Mapping[str, Any] = field(default_factory=dict)
     disputed: str = ""
 
     def overridden(self, rule: Mapping[str, Any]) -> QuantConfig:
