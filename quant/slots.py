@@ -19,7 +19,7 @@ class Sizes:
     """What the shapes of a decoder's weights are made of.
 
     Raises:
-        CheckpointError: impossible numbers of layers or heads.
+        CheckpointError: impossible numbers of layers or heads, or an impossible size of these.
     """
 
     layers: int
@@ -34,6 +34,8 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.layers > MAX_LAYERS:
             raise CheckpointError(f"{self.layers} layers, expected at most {MAX_LAYERS}")
+        if self.key_dim % 2:
+            raise CheckpointError(f"attention heads of {self.key_dim}, expected an even size for RoPE")
         if self.heads % self.kv_heads:
             raise CheckpointError(
                 f"{self.heads} attention heads over {self.kv_heads} key-value heads, expected a multiple"

@@ -102,6 +102,11 @@ def llama_from_config(config: Mapping[str, Any], weight_names: frozenset[str]) -
 def _rope_theta(config: Mapping[str, Any]) -> float:
     # transformers 5 has one section, 4 has a key for the base and a section for what rescales it.
     rope = {**fields.section(config, "rope_scaling"), **fields.section(config, "rope_parameters")}
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    if nested:
+        raise UnsupportedModelError(
+            f"RoPE of its own for {', '.join(nested)} is not supported; supported is one for all"
+        )
     kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
     if kind != "default":
         raise UnsupportedModelError(f"RoPE of type {kind!r} is not supported; supported is the default one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +48,10 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
             raise UnsupportedFormatError(
                 f"architecture {architecture!r} is not supported; what works: {known}"
             )
-        unread = sorted({info.type.name for info in file.tensors.values()} - set(TENSOR_TYPES))
-        if unread:
-            known = ", ".join(TENSOR_TYPES)
-            raise UnsupportedFormatError(f"tensors of type {', '.join(unread)}; what works: {known}")
-        slots = _filled(
-            decoder_slots(
-                _sizes(file.metadata, architecture), ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
-            ),
-            file.tensors,
-        )
+        for info in file.tensors.values():
+            _check_type(info, TENSOR_TYPES)
+        family = ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
+        slots = _filled(decoder_slots(_sizes(file.metadata, architecture), family), file.tensors)
         tensors = {name: file.tensors[file_name(name)] for name in slots}
         return LayerMap(architecture, slots, tensors, meta.eos_token_ids(file.metadata))
 
@@ -99,12 +93,12 @@ def _check_tensor(slot: Slot, info: TensorInfo) -> None:
         raise CheckpointError(
             f"tensor {info.name!r} has shape {info.shape}; the metadata asks for {slot.shape}"
         )
-    if len(slot.shape) == 1 and info.type.name not in VECTOR_TYPES:
-        known = ", ".join(VECTOR_TYPES)
+    if len(slot.shape) == 1:
+        _check_type(info, VECTOR_TYPES)
+
+
+def _check_type(info: TensorInfo, types: Collection[str]) -> None:
+    if info.type.name not in types:
         raise UnsupportedFormatError(
-            f"tensor {info.name!r} has type {info.type.name}; what works here: {known}"
-        )
-    if slot.rope_heads and slot.shape[0] // slot.rope_heads % 2:
-        raise CheckpointError(
-            f"tensor {info.name!r} has an odd head dimension, expected an even one for RoPE"
+            f"tensor {info.name!r} has type {info.type.name}; what works here: {', '.join(types)}"
         )

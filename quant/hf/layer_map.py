@@ -18,7 +18,11 @@ from appliance.quant.hf.module import DENSE_DTYPES, Advice, Layout, Module
 from appliance.quant.hf.names import decoder_prefix, extra, module_name
 from appliance.quant.hf.quant_config import QuantConfig, read_quant_config
 from appliance.quant.hf.shards import read_tensors
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.quant.slots import Slot, decoder_slots
+
+# Keys of config.json, and the layers that then have a bias.
+_BIASES = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,13 @@ def _sorted(folder: Path) -> LayerMap:
     config = model_config.read_config(folder)
     with located(folder / "config.json"):
         sizes = model_config.sizes(config)
-        eos_token_ids = model_config.eos_token_ids(folder, config)
+    eos_token_ids = model_config.eos_token_ids(folder, config, TokenizerFiles.read(folder))
     quant, notes = read_quant_config(folder, config)
     format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
     architecture = model_config.architecture(config)
-    slots = decoder_slots(sizes, ARCHITECTURES[architecture])
-    if not fields.flag(config, "tie_word_embeddings", False):
-        slots["head"] = replace(slots["head"], optional=False)
+    slots = _required(decoder_slots(sizes, ARCHITECTURES[architecture]), config)
     modules, vectors = _fill(slots, tensors, prefix, ARCHITECTURES[architecture])
     layouts = {name: find_layout(module, quant) for name, module in modules.items()}
     used = {info.name for info in vectors.values()}
@@ -77,6 +79,18 @@ def _sorted(folder: Path) -> LayerMap:
     notes += tuple(_disagreements(format_, quant, modules, layouts))
     notes += tuple(_skipped(leftover, tensors, prefix, prediction_layers))
     return LayerMap(config, architecture, quant, modules, layouts, vectors, eos_token_ids, notes)
+
+
+def _required(slots: Mapping[str, Slot], config: Mapping[str, Any]) -> dict[str, Slot]:
+    """The slots, with none optional that the configuration says the model has."""
+    wanted = {"head"} if not fields.flag(config, "tie_word_embeddings", False) else set()
+    for key, stems in _BIASES.items():
+        if fields.flag(config, key, False):
+            wanted.update(f"{stem}.bias" for stem in stems)
+    return {
+        name: replace(slot, optional=slot.optional and name.split(".", 2)[-1] not in wanted)
+        for name, slot in slots.items()
+    }
 
 
 def _fill(

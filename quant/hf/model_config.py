@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a model folder. No torch."""
+"""config.json of a model folder, and which tokens end generation. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from appliance.quant import fields
 from appliance.quant.architectures import ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.json_file import read_json
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.quant.slots import Sizes
 
 
@@ -54,8 +55,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     )
 
 
-def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends generation, of both configurations, sorted.
+def eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles) -> tuple[int, ...]:
+    """Every token that ends generation, of both configurations and of the tokeniser, sorted.
 
     Raises:
         CheckpointError: one of them is not in the vocabulary.
@@ -72,4 +73,10 @@ def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
                     f"{folder}: eos_token_id is {value!r}, expected ids below the vocabulary's size, {vocab}"
                 )
             found.add(token)
+    text = tokenizer.named("eos_token") if tokenizer.definition else None
+    if text:
+        index = tokenizer.ids().get(text)
+        if index is None or index >= vocab:
+            raise CheckpointError(f"{folder}: eos_token is {text!r}, but the vocabulary has no such token")
+        found.add(index)
     return tuple(sorted(found))

@@ -83,6 +83,8 @@ def extra(tensor: str, prefix: str, prediction_layers: range) -> str:
     for part, what in _EXTRAS:
         if part in tensor:
             return what
-    if any(tensor.startswith(f"{prefix}layers.{layer}.") for layer in prediction_layers):
+    layer = tensor.removeprefix(f"{prefix}layers.").partition(".")[0]
+    # Short enough to be a number of a layer: the digits of others take Python long to read.
+    if layer.isascii() and layer.isdigit() and len(layer) < 9 and int(layer) in prediction_layers:
         return "a multi-token prediction head"
     return ""
