@@ -35,10 +35,11 @@ class Bar:
         self._task: TaskID | None = None
         self._spoke = 0.0
 
-    def begin(self, what: str, total: float) -> None:
+    def begin(self, what: str, total: float, done: float = 0) -> None:
         """A stage starts; it ends where the next one starts."""
-        self._bar.start()
         self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, completed=done)
+        self._bar.start()
         self._spoke = time.monotonic()
 
     def at(self, done: float) -> bool:
@@ -83,7 +84,7 @@ class LoadProgress:
         self._began = self._began or now
         if not self._is_shown and now - self._began >= SHOWN_AFTER_S:
             self._is_shown = True
-            self._bar.begin("loading", total=1.0)
+            self._bar.begin("loading", total=1.0, done=share)
         if self._is_shown and self._bar.at(share) and self._plain:
             write_line(f"loading {self._name} {share:.0%}")
         if share >= 1:

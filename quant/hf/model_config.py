@@ -23,9 +23,11 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """
     config = read_json(folder / "config.json")
     names = fields.strings(config, "architectures")
-    if not any(name in ARCHITECTURES for name in names):
+    # Under a known name, too, such code may compute something else.
+    has_code = "AutoModelForCausalLM" in fields.section(config, "auto_map")
+    if has_code or not any(name in ARCHITECTURES for name in names):
         known = ", ".join(ARCHITECTURES)
-        code = " (it brings code of its own, which is never run)" if config.get("auto_map") else ""
+        code = " (it brings code of its own, which is never run)" if has_code else ""
         raise UnsupportedFormatError(
             f"{folder}: architecture {', '.join(names)!r}{code} is not supported; what works: {known}"
         )

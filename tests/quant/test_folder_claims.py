@@ -170,3 +170,12 @@ def test_an_error_never_quotes_a_whole_file(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedFormatError, match="what works: LlamaForCausalLM") as caught:
         HFCheckpoint(folder)
     assert len(str(caught.value)) < 1000
+
+
+def test_code_of_its_own_is_refused_under_a_known_name_too(tmp_path: Path) -> None:
+    folder = copy_of(PLAIN, tmp_path)
+    edit(folder / "config.json", auto_map={"AutoTokenizer": ["tokenization_x.Tokenizer", None]})
+    assert_same_weights(folder, PLAIN)
+    edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"})
+    with pytest.raises(UnsupportedFormatError, match=r"LlamaForCausalLM' .it brings code of its own"):
+        HFCheckpoint(folder)
