@@ -13,9 +13,27 @@ from appliance.quant.hf.json_file import read_json
 from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.quant.slots import Sizes
 
+# What transformers' own classes fill in where published files leave it out.
+_GEMMA3: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "Gemma2ForCausalLM": {"tie_word_embeddings": True},
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
+    "SmolLM3ForCausalLM": {"tie_word_embeddings": True},
+}
+
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """config.json, checked to be of an architecture that runs.
+    """config.json, checked to be of an architecture that runs, with its class's defaults.
 
     Raises:
         CheckpointError: it is missing or broken.
@@ -23,16 +41,18 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """
     config = read_json(folder / "config.json")
     names = fields.strings(config, "architectures")
+    known_names = [name for name in names if name in ARCHITECTURES]
     # Under a known name, too, such code may compute something else.
     has_code = "AutoModelForCausalLM" in fields.section(config, "auto_map")
-    if has_code or not any(name in ARCHITECTURES for name in names):
+    if has_code or not known_names:
         known = ", ".join(ARCHITECTURES)
         code = " (it brings code of its own, which is never run)" if has_code else ""
         raise UnsupportedFormatError(
             f"{folder}: architecture {', '.join(names)!r}{code} is not supported; what works: {known}"
         )
     # Models that also see keep what is said of their text part in a section of its own.
-    return {**config, **fields.section(config, "text_config"), "architectures": names}
+    text = fields.section(config, "text_config")
+    return {**_DEFAULTS.get(known_names[0], {}), **config, **text, "architectures": names}
 
 
 def architecture(config: Mapping[str, Any]) -> str:
