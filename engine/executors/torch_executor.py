@@ -75,13 +75,12 @@ class TorchExecutor:
         matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
-    def attach_pools(self, num_blocks: int, max_model_len: int) -> None:
-        """Allocate the KV pools, and the rotary tables for the context that is served."""
+    def attach_pools(self, num_blocks: Sequence[int], max_model_len: int) -> None:
+        """Allocate the pool of each KV group, and the rotary tables for the context that is served."""
         self._rope_tables = [
             rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes
         ]
-        groups = range(len(self._layout.groups))
-        self._pools = tuple(self._layout.allocate(group, num_blocks) for group in groups)
+        self._pools = tuple(self._layout.allocate(group, count) for group, count in enumerate(num_blocks))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
