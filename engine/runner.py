@@ -127,7 +127,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         free_bytes=available_memory(),
         block_bytes=layout.block_bytes(0),
         block_size=config.block_size,
-        model_context_len=spec.context_len,
+        model_context_len=spec.longest_context(config.max_model_len),
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,

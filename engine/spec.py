@@ -65,8 +65,10 @@ class RopeSpec:
         kind: what rescales the frequencies: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
         factor: by how much longer a context than `original_context` they are stretched.
         original_context: tokens that the model was trained on before.
+        attention_factor: multiplies cosines and sines.
         parameters: what else the kind has, by its key in config.json.
-        factors: of each frequency, for short and for long contexts, in kind "longrope".
+        factors: each frequency is divided by its own, in kind "longrope"; for contexts up to the original one, and
+            beyond. GGUF files hold llama3's that way too, the same for both.
     """
 
     theta: float
@@ -74,6 +76,7 @@ class RopeSpec:
     kind: str = "default"
     factor: float = 1.0
     original_context: int = 0
+    attention_factor: float = 1.0
     parameters: tuple[tuple[str, float], ...] = ()
     factors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
@@ -97,6 +100,8 @@ class DecoderSpec:
 
     Attributes:
         context_len: longest sequence the model was made for, in tokens.
+        stretched_context_len: longest sequence with the frequencies for long contexts, where there are two sets (kinds
+            "dynamic" and "longrope"), else 0. Served when asked for: those frequencies then hold for short ones too.
         layers: one for each layer.
         attention_scale: multiplies the scores.
         attention_softcap, logits_softcap: c of c · tanh(x / c); 0 where there is none.
@@ -136,11 +141,13 @@ class DecoderSpec:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    stretched_context_len: int = 0
 
     def __post_init__(self) -> None:
-        if self.context_len > _MAX_CONTEXT_LEN:
+        longest = max(self.context_len, self.stretched_context_len)
+        if longest > _MAX_CONTEXT_LEN:
             raise CheckpointError(
-                f"a context of {self.context_len} tokens, expected at most {_MAX_CONTEXT_LEN}; "
+                f"a context of {longest} tokens, expected at most {_MAX_CONTEXT_LEN}; "
                 "the model's configuration is broken"
             )
         if self.norm_eps > _MAX_NORM_EPS:
@@ -152,3 +159,9 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def longest_context(self, asked: int | None) -> int:
+        """The longest sequence that can be served, in tokens; `asked` is what the user wants, None for the default."""
+        if asked is None or asked <= self.context_len:
+            return self.context_len
+        return max(self.context_len, self.stretched_context_len)

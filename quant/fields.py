@@ -65,6 +65,17 @@ def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
+def numbers(metadata: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    """An array of positive, finite numbers."""
+    values = _value(metadata, key, "an array of positive numbers")
+    if not isinstance(values, list):
+        raise _mistyped(key, values, "an array of positive numbers")
+    for value in values:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise CheckpointError(f"metadata {key!r} holds {value!r}, expected positive numbers")
+    return tuple(float(value) for value in values)
+
+
 def _value(metadata: Mapping[str, Any], key: str, expected: str, default: Any = None) -> Any:
     """The value of `key`; absent or null, it is the default, and without one an error."""
     value = metadata.get(key)

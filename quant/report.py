@@ -91,7 +91,7 @@ def _gguf(path: Path) -> Report:
         matrices = {name: slot for name, slot in layers.slots.items() if len(slot.shape) == 2}
         reports = tuple(_gguf_layer(name, layers.tensors[name]) for name in matrices)
         vectors = sum(info.nbytes for name, info in layers.tensors.items() if name not in matrices)
-        return Report("GGUF", layers.architecture, file.metadata, reports, vectors, ())
+        return Report("GGUF", layers.architecture, layers.metadata, reports, vectors, ())
 
 
 def _gguf_layer(name: str, info: Any) -> LayerReport:

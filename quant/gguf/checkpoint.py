@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ class GGUFCheckpoint:
     """An open GGUF model.
 
     Attributes:
-        metadata: every key of the file.
+        metadata: every key of the file, and RoPE's factors under the names of their tensors.
         architecture: the file's `general.architecture`.
         eos_token_ids: every token that ends generation, sorted.
         notes: sentences for the log.
@@ -40,7 +41,7 @@ class GGUFCheckpoint:
         except CheckpointError:
             self._file.close()
             raise
-        self.metadata: dict[str, Any] = self._file.metadata
+        self.metadata: Mapping[str, Any] = self._map.metadata
         self.architecture = self._map.architecture
         self.eos_token_ids = self._map.eos_token_ids
         self.notes: tuple[str, ...] = ()

@@ -21,11 +21,13 @@ class LayerMap:
     """A GGUF file, sorted.
 
     Attributes:
+        metadata: the file's, and RoPE's factors under the names of their tensors.
         slots: every weight that the file has, by canonical name.
         tensors: the tensors of the same.
     """
 
     architecture: str
+    metadata: Mapping[str, Any]
     slots: Mapping[str, Slot]
     tensors: Mapping[str, TensorInfo]
     eos_token_ids: tuple[int, ...]
@@ -52,15 +54,33 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
         if unread:
             known = ", ".join(TENSOR_TYPES)
             raise UnsupportedFormatError(f"tensors of type {', '.join(unread)}; what works: {known}")
+        factors = _rope_factors(file)
         family = ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
         sizes = _sizes(file.metadata, architecture)
         wanted = decoder_slots(sizes, family)
         files = {name: file_name(name, family) for name in wanted}
-        slots = _filled(wanted, files, file.tensors)
-        tensors = {name: _own(name, file.tensors[files[name]], sizes) for name in slots}
+        weights = {name: info for name, info in file.tensors.items() if name not in factors}
+        slots = _filled(wanted, files, weights)
+        tensors = {name: _own(name, weights[files[name]], sizes) for name in slots}
         for name, slot in slots.items():
             _check_tensor(slot, tensors[name])
-        return LayerMap(architecture, slots, tensors, meta.eos_token_ids(file.metadata))
+        metadata = {**file.metadata, **factors}
+        return LayerMap(architecture, metadata, slots, tensors, meta.eos_token_ids(metadata))
+
+
+def _rope_factors(file: GGUFFile) -> dict[str, list[float]]:
+    """Few numbers that are part of how positions are turned: converters write them as tensors."""
+    factors = {}
+    for name in meta.ROPE_FACTOR_KEYS:
+        info = file.tensors.get(name)
+        if info is None:
+            continue
+        if info.type.name != "F32" or len(info.shape) != 1:
+            raise CheckpointError(
+                f"tensor {name!r} has type {info.type.name} and shape {info.shape}, expected F32 of one dimension"
+            )
+        factors[name] = file.data(info).view("<f4")[0].tolist()
+    return factors
 
 
 def _sizes(metadata: Mapping[str, Any], architecture: str) -> Sizes:
@@ -105,8 +125,7 @@ def _filled(
         raise CheckpointError(f"tensor {min(missing)!r} is missing{and_others(missing)}")
     extra = sorted(tensors.keys() - {files[name] for name in present})
     if extra:
-        reason = " (it rescales RoPE's frequencies)" if extra[0] == "rope_freqs.weight" else ""
-        raise UnsupportedFormatError(f"tensor {extra[0]!r}{reason} is not supported{and_others(extra)}")
+        raise UnsupportedFormatError(f"tensor {extra[0]!r} is not supported{and_others(extra)}")
     return present
 
 

@@ -12,6 +12,8 @@ from appliance.quant.slots import ExpertSizes
 # The token that ends a document, a turn, a message: generation stops at any of them.
 EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 TOKENS_KEY = "tokenizer.ggml.tokens"
+ROPE_FACTOR_KEYS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""What divides RoPE's frequencies, for all contexts, for short and for long ones: tensors, read as metadata."""
 
 
 def token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | None:
