@@ -11,7 +11,7 @@ from appliance.quant.architectures import ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.json_file import read_json
 from appliance.quant.hf.tokenizer_files import TokenizerFiles
-from appliance.quant.slots import Sizes
+from appliance.quant.slots import ExpertSizes, Sizes
 
 # What transformers' own classes fill in where published files leave it out.
 _GEMMA3: Mapping[str, Any] = {
@@ -72,6 +72,29 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         key_dim=head_dim,
         value_dim=head_dim,
         vocab=fields.positive(config, "vocab_size"),
+        experts=expert_sizes(config),
+    )
+
+
+def expert_sizes(config: Mapping[str, Any]) -> ExpertSizes | None:
+    """The experts of an architecture that has some, with the keys of transformers 4 or 5.
+
+    Raises:
+        CheckpointError: a size is missing, mistyped or impossible.
+    """
+    experts = ARCHITECTURES[architecture(config)].experts
+    if experts is None:
+        return None
+    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    step = fields.positive(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise CheckpointError(f"metadata 'mlp_only_layers' is {dense!r}, expected a list of layers")
+    layers = range(step - 1, fields.positive(config, "num_hidden_layers"), step)
+    return ExpertSizes(
+        count=fields.positive(config, key),
+        width=fields.positive(config, experts.width_key),
+        layers=frozenset(layers).difference(dense),
     )
 
 
