@@ -141,7 +141,9 @@ def test_an_unreadable_tensor_type_is_refused_by_name(store: Store, tmp_path: Pa
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(PullError, match="tensors of type IQ3_S; what works: F32, F16, BF16, Q4_0"):
+    with pytest.raises(
+        PullError, match=r"'token_embd.weight' has type IQ3_S; what works here: F32, F16, BF16, Q4_0"
+    ):
         local.link(str(path), None, store)
 
 

@@ -50,7 +50,7 @@ def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
             dense_bytes,
             lambda _done, _total: None,
         )
-    executor.attach_pools(16, 512)
+    executor.attach_pools((16,), 512)
     return executor
 
 
