@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import Part, load, read, run
+from small_models import Part, SmallModel, read
 
-from appliance.engine.executors import TorchExecutor
 from appliance.engine.spec import Activation, DecoderSpec, LayerSpec, RopeSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -40,11 +39,11 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A family's model, by one of its spellings."""
 
     @cache
-    def make(family: str, spelling: str) -> TorchExecutor:
+    def make(family: str, spelling: str) -> SmallModel:
         folder = tmp_path_factory.mktemp(family)
         (folder / "config.json").symlink_to(GOLDEN / f"arch_{family}" / spelling)
         (folder / "model.safetensors").symlink_to(GOLDEN / f"arch_{family}" / "model.safetensors")
-        return load(folder)
+        return SmallModel(folder)
 
     return make
 
@@ -72,19 +71,19 @@ def worst(got: list[torch.Tensor], family: str) -> float:
 @each_family
 @each_model
 def test_logits_agree_with_transformers(model_of: Any, family: str, spelling: str) -> None:
-    assert worst(run(model_of(family, spelling), prompts(family)), family) < 1
+    assert worst(model_of(family, spelling).run(prompts(family)), family) < 1
 
 
 @each_family
 @each_model
 def test_chunks_and_strangers_change_no_bit(model_of: Any, family: str, spelling: str) -> None:
-    executor = model_of(family, spelling)
+    model = model_of(family, spelling)
     first, second = prompts(family)
-    whole = run(executor, [first, second])
-    chunked = [run(executor, [Part(2, first.ids[at : at + 5], at)])[0] for at in range(0, len(first.ids), 5)]
+    whole = model.run([first, second])
+    chunked = [model.run([Part(2, first.ids[at : at + 5], at)])[0] for at in range(0, len(first.ids), 5)]
     assert torch.equal(torch.cat(chunked), whole[0])
     strangers = [Part(number, tuple(range(3 + number, 3 + number + 7 * number))) for number in (3, 4, 5)]
-    amid = run(executor, [strangers[0], second, strangers[1], first, strangers[2]])
+    amid = model.run([strangers[0], second, strangers[1], first, strangers[2]])
     assert torch.equal(amid[3], whole[0])
     assert torch.equal(amid[1], whole[1])
     assert worst(whole, family) < 1
@@ -93,11 +92,11 @@ def test_chunks_and_strangers_change_no_bit(model_of: Any, family: str, spelling
 @each_family
 @each_model
 def test_greedy_tokens_are_transformers(model_of: Any, family: str, spelling: str) -> None:
-    executor = model_of(family, spelling)
+    model = model_of(family, spelling)
     parts = prompts(family)
     told: list[list[int]] = [[], []]
     for _ in range(16):
-        for row, logits in enumerate(run(executor, parts)):
+        for row, logits in enumerate(model.run(parts)):
             told[row].append(int(logits[-1].argmax()))
         parts = [Part(p.sequence, (told[p.sequence][-1],), p.start + len(p.ids)) for p in parts]
     assert told == expected(family)["greedy"].tolist()
@@ -149,5 +148,5 @@ MISTAKES = {
 )
 def test_a_wrong_constant_is_seen(family: str, mistake: Any) -> None:
     folder = GOLDEN / f"arch_{family}"
-    executor: TorchExecutor = load(folder, mistake(read(folder)))
-    assert worst(run(executor, prompts(family)), family) > 5
+    model = SmallModel(folder, mistake(read(folder)))
+    assert worst(model.run(prompts(family)), family) > 5

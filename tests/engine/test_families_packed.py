@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import Part, load, run
+from small_models import Part, SmallModel
 
 from appliance.quant.report import report
 
@@ -74,6 +74,6 @@ def test_packed_layers_give_the_logits_of_dense_ones(family: str, tmp_path: Path
     kinds = [layer.format for layer in report(packed_folder).layers if not layer.is_dense]
     assert kinds == ["compressed-tensors-pack"] * len(layers)
     ids = tuple(load_file(source / "expected.safetensors")["input_ids"][0].tolist())
-    got, expected = (run(load(folder), [Part(0, ids)])[0] for folder in (packed_folder, dense_folder))
+    got, expected = (SmallModel(folder).run([Part(0, ids)])[0] for folder in (packed_folder, dense_folder))
     assert torch.equal(got, expected)
-    assert not torch.equal(got, run(load(source), [Part(0, ids)])[0])
+    assert not torch.equal(got, SmallModel(source).run([Part(0, ids)])[0])
