@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_models import Part, SmallModel, read
 
 from appliance.engine.spec import Activation, DecoderSpec, LayerSpec, RopeSpec
@@ -150,3 +151,26 @@ def test_a_wrong_constant_is_seen(family: str, mistake: Any) -> None:
     folder = GOLDEN / f"arch_{family}"
     model = SmallModel(folder, mistake(read(folder)))
     assert worst(model.run(prompts(family)), family) > 5
+
+
+def test_gemma3_inside_a_model_that_sees(tmp_path: Path) -> None:
+    """Its sizes in a section of their own, which leaves out what the class has by default."""
+    source = GOLDEN / "arch_gemma3_text"
+    text = json.loads((source / "config.legacy.json").read_text())
+    del text["architectures"], text["tie_word_embeddings"], text["rms_norm_eps"]
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "model.safetensors")
+    whole = {name.replace("model.", "language_model.model.", 1): tensor for name, tensor in tensors.items()}
+    whole["vision_tower.vision_model.head.weight"] = torch.ones(2, 2)
+    save_file(whole, tmp_path / "model.safetensors")
+    assert worst(SmallModel(tmp_path).run(prompts("gemma3_text")), "gemma3_text") < 1
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "smollm3"])
+def test_a_head_that_is_tied_unless_the_file_says_otherwise(family: str, tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / f"arch_{family}" / "config.legacy.json").read_text())
+    del config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(GOLDEN / f"arch_{family}" / "model.safetensors")
+    assert read(tmp_path).tied_head
