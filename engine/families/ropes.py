@@ -69,11 +69,7 @@ def config_rope(
             f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
         )
     context = fields.positive(config, "max_position_embeddings")
-    original = context
-    if kind != "dynamic":
-        # The key beside the section comes first, as in transformers.
-        inner = fields.positive(rope, "original_max_position_embeddings", context)
-        original = fields.positive(config, "original_max_position_embeddings", inner)
+    original = context if kind == "dynamic" else _original_context(config, rope, context)
     factor = 1.0 if kind == "default" else fields.number(rope, "factor", _implied(kind, context / original))
     return _sound(
         theta=fields.number(rope, "rope_theta", theta),
@@ -85,6 +81,12 @@ def config_rope(
         parameters=_parameters(rope, kind),
         factors=_factors(rope, head_dim, share) if kind == "longrope" else ((), ()),
     )
+
+
+def _original_context(config: Mapping[str, Any], rope: Mapping[str, Any], context: int) -> int:
+    """The key beside the section comes first, as in transformers."""
+    inner = fields.positive(rope, "original_max_position_embeddings", context)
+    return fields.positive(config, "original_max_position_embeddings", inner)
 
 
 def _implied(kind: str, ratio: float) -> float | None:
