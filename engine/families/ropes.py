@@ -28,8 +28,9 @@ _KEYS = {
     "finetuned",
 }
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-# Beyond it a configuration is broken: no model comes near.
+# Beyond these a configuration is broken: no model comes near.
 _MAX_FACTOR = 1e6
+_MAX_CONTEXT = 1 << 28
 
 
 def config_rope(
@@ -68,6 +69,8 @@ def config_rope(
         raise UnsupportedModelError(
             f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
         )
+    if share > 1.0:
+        raise CheckpointError(f"partial_rotary_factor is {share:g}, expected at most 1")
     context = fields.positive(config, "max_position_embeddings")
     original = context if kind == "dynamic" else _original_context(config, rope, context)
     factor = 1.0 if kind == "default" else fields.number(rope, "factor", _implied(kind, context / original))
@@ -202,8 +205,13 @@ def _gguf_factors(
 def _sound(**values: Any) -> RopeSpec:
     """A spec whose formula has a value."""
     rope = RopeSpec(**values)
-    if rope.factor > _MAX_FACTOR:
-        raise CheckpointError(f"RoPE's factor is {rope.factor:g}, expected at most {_MAX_FACTOR:g}")
+    for key, value in (("factor", rope.factor), *rope.parameters):
+        if value > _MAX_FACTOR:
+            raise CheckpointError(f"RoPE's {key} is {value:g}, expected at most {_MAX_FACTOR:g}")
+    if rope.original_context > _MAX_CONTEXT:
+        raise CheckpointError(
+            f"RoPE's original context is {rope.original_context} tokens, expected at most {_MAX_CONTEXT}"
+        )
     if rope.theta <= 1.0:
         raise CheckpointError(f"RoPE's base is {rope.theta:g}, expected more than 1")
     if rope.kind == "dynamic" and rope.rotary_dim < 4:

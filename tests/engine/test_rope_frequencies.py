@@ -100,6 +100,12 @@ def test_contexts(rope: dict[str, Any], default: int, longest: int) -> None:
         ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, "'factor' is missing"),
         ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, CheckpointError, "factor is 1e.300"),
+        ({"rope_scaling": {"type": "yarn", "beta_fast": 1e308}}, CheckpointError, "beta_fast is 1e.308"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}},
+            CheckpointError,
+            "low_freq_factor is 4, expected less than high_freq_factor, 4",
+        ),
         ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1.0}, CheckpointError, "base is 1, expected more"),
         (
             {"rope_scaling": {"type": "llama3", "factor": 8.0}},
