@@ -62,15 +62,10 @@ def config_rope(
     kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
-        works = ", ".join(_KINDS)
-        raise UnsupportedModelError(f"RoPE of type {kind!r} is not supported; what works: {works}")
-    share = fields.number(rope, "partial_rotary_factor", fields.number(config, "partial_rotary_factor", 1.0))
-    if share != 1.0 and not partial:
         raise UnsupportedModelError(
-            f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
+            f"RoPE of type {kind!r} is not supported; what works: {', '.join(_KINDS)}"
         )
-    if share > 1.0:
-        raise CheckpointError(f"partial_rotary_factor is {share:g}, expected at most 1")
+    share = _share(config, rope, partial)
     context = fields.positive(config, "max_position_embeddings")
     original = context if kind == "dynamic" else _original_context(config, rope, context)
     factor = 1.0 if kind == "default" else fields.number(rope, "factor", _implied(kind, context / original))
@@ -84,6 +79,18 @@ def config_rope(
         parameters=_parameters(rope, kind),
         factors=_factors(rope, head_dim, share) if kind == "longrope" else ((), ()),
     )
+
+
+def _share(config: Mapping[str, Any], rope: Mapping[str, Any], partial: bool) -> float:
+    """The part of each head that is turned."""
+    share = fields.number(rope, "partial_rotary_factor", fields.number(config, "partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial:
+        raise UnsupportedModelError(
+            f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
+        )
+    if share > 1.0:
+        raise CheckpointError(f"partial_rotary_factor is {share:g}, expected at most 1")
+    return share
 
 
 def _original_context(config: Mapping[str, Any], rope: Mapping[str, Any], context: int) -> int:
