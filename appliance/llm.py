@@ -24,6 +24,7 @@ from appliance.outputs import BeamSearchOutput, BeamSearchSequence, Collector, R
 from appliance.prompts import Conversation, Prompt, as_list, conversations, parsed, per_prompt
 from appliance.text.chat_template import ChatTemplate
 from appliance.text.progress import generation_progress
+from appliance.text.stream import TextStream
 
 
 class LLM:
@@ -32,7 +33,8 @@ class LLM:
     As a context manager it frees everything at the end, `close` does too.
 
     Args:
-        model: a catalogue name (pulled if absent), the name of an installed model, or a path to a .gguf file.
+        model: a catalogue name (pulled if absent), the name of an installed model, or a path to a .gguf file or a
+            model folder.
         settings: any setting by its name, e.g. `max_model_len=2048`.
 
     Raises:
@@ -152,7 +154,8 @@ class LLM:
         return [BeamSearchOutput(tuple(map(self._beam, search.best()))) for search in searches]
 
     def _beam(self, beam: Beam) -> BeamSearchSequence:
-        text = self.tokenizer.decode(beam.tokens[beam.num_prompt :])
+        stream = TextStream(self.tokenizer)
+        text = stream.push(beam.tokens[beam.num_prompt :]) + stream.finish()
         reason = "stop" if beam.is_ended else "length"
         return BeamSearchSequence(text, beam.tokens, beam.cum_logprob, reason)
 

@@ -5,16 +5,13 @@ The command line's help, `docs/configuration.md` and `docs/config.toml` are made
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import platformdirs
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -24,15 +21,13 @@ from pydantic import (
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.sampling_params import MAX_SEED
+from appliance.settings_values import BlockSize, Texts, parse_host, parse_origin
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 KEYS_FILE = "api_keys"
 # What fits into the messages between daemon and worker.
 MAX_BYTES = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
-_HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-_ORIGIN = re.compile(r"https?://[^/?#\s@*]+")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _KEY = re.compile(r"[!-~]+")
 
 
@@ -74,50 +69,6 @@ def setting(
     return Field(default=default, description=description, json_schema_extra=extra, repr=not secret, **limits)
 
 
-def _listed(value: Any) -> Any:
-    """A list written as text: a JSON list, or its items between commas."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ValueError(f'expected a list such as ["a", "b"], but {error}') from None
-    return [item.strip() for item in value.split(",") if item.strip()]
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
-
-
-def _host(text: str) -> str:
-    """A name or address, as a Host header has it but for the brackets of an IPv6 address."""
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        name = text.lower()
-    if not _HOST.fullmatch(name):
-        raise ValueError(
-            f"{text!r} is no host; expected a name or address without scheme and port, such as box.lan, "
-            "192.168.1.5 or ::1"
-        )
-    return name
-
-
-def _origin(text: str) -> str:
-    """An origin as browsers send it: in lower case, and without the port that its scheme implies."""
-    origin = text.lower().rstrip("/")
-    if origin != "*" and not _ORIGIN.fullmatch(origin):
-        raise ValueError(
-            f"{text!r} is no origin; expected one such as https://chat.lan or http://localhost:3000"
-        )
-    return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(":")[0], ""))
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-BlockSize = Annotated[Literal[8, 16, 32, 64], BeforeValidator(_whole)]
-
-
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -126,7 +77,8 @@ class ModelSettings(_Section):
     """What is served, and how it is computed."""
 
     model: str = setting(
-        "smollm2:135m", "The model to serve: a name of the catalogue or a path to a .gguf file."
+        "smollm2:135m",
+        "The model to serve: a name of the catalogue, or a path to a .gguf file or a model folder.",
     )
     served_model_name: str | None = setting(
         None, "What clients call the model.", absent="the model's own name", example="house-model"
@@ -349,12 +301,12 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     @field_validator("host")
     @classmethod
     def _is_host(cls, host: str) -> str:
-        return _host(host)
+        return parse_host(host)
 
     @field_validator("allowed_hosts")
     @classmethod
     def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_host, hosts))
+        return tuple(map(parse_host, hosts))
 
     @field_validator("api_key")
     @classmethod
@@ -366,7 +318,7 @@ class Settings(PlaceSettings, AccessSettings, ServerSettings, MemorySettings, Mo
     @field_validator("allowed_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_origin, origins))
+        return tuple(map(parse_origin, origins))
 
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Settings:

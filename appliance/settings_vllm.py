@@ -42,9 +42,9 @@ class Foreign:
 
 _SPECULATION = "drafts are not supported; leave it out, answers are the same without"
 _ONE_MODEL = (
-    "the daemon serves the weights as they are, without LoRA adapters; merge the adapter into the model, "
+    "the daemon serves the weights as they are, without LoRA adapters; merge the adapter into the model "
+    "and serve that"
 )
-_ONE_MODEL += "convert it to GGUF, and serve that"
 _ONE_DEVICE = (
     "a model is computed by one device; leave it at 1, and take a smaller or more strongly quantised "
 )
@@ -78,7 +78,9 @@ FOREIGN = {
     "preemption_mode": Foreign(
         "requests that must wait are computed again; leave it at recompute", ("recompute",)
     ),
-    "load_format": Foreign("GGUF files are read, by their content; leave it at auto", ("auto", "gguf")),
+    "load_format": Foreign(
+        "files are read by their content; leave it at auto", ("auto", "gguf", "safetensors")
+    ),
     "tokenizer": Foreign("the tokeniser is the one in the model's file; leave it out"),
     "revision": Foreign("a model is a file or a name of the catalogue; write the tag as name:tag"),
     "chat_template": Foreign("the chat template is the one in the model's file; leave it out"),

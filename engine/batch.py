@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from appliance.engine.types import PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow, StepPlan
 from appliance.kernels.paged_attention import QUERY_TILE, kv_tiles
 
 
@@ -92,8 +92,11 @@ def _group(plan: StepPlan, items: list[_Item], group: int, width: int, block_siz
         for position in range(row.start, row.start + row.n_tokens):
             blocks.append(table[position // block_size])
             offsets.append(position % block_size)
-        # Padded with a block of the same sequence, never with somebody else's.
-        padded[row.request_id, row.index] = [*table[:width], *([table[0]] * (width - len(table)))]
+        # Holes, and what is not written yet, are filled with a block of the same sequence: it is masked, but not a
+        # number times nothing would still not be a number, and nobody else's memory may do that to this row.
+        seen = table[: (row.start + row.n_tokens - 1) // block_size + 1]
+        seen = tuple(seen[-1] if block == HOLE else block for block in seen)
+        padded[row.request_id, row.index] = [*seen, *([seen[-1]] * (width - len(seen)))]
     return GroupIndex(
         write_blocks=torch.tensor(blocks),
         write_offsets=torch.tensor(offsets),

@@ -96,10 +96,11 @@ class BlockPool:
             self._by_hash[block_hash] = block_id
 
     def forget(self, block_id: int) -> None:
-        """Make a used block unfindable."""
-        block = self._blocks[block_id]
-        assert block.refs > 0, f"block {block_id} is not used"
-        self._unhash(block)
+        """Make a used or cached block unfindable; a cached one is free then."""
+        self._unhash(self._blocks[block_id])
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._free[block_id] = None
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Assert every invariant, given the block tables that are supposed to hold all references."""
@@ -131,6 +132,11 @@ class BlockPool:
         if block.hash is not None:
             del self._by_hash[block.hash]
             block.hash = None
+
+
+def most_blocks(num_tokens: int, block_size: int) -> int:
+    """The most blocks that `num_tokens` consecutive tokens, at least one, can lie in."""
+    return 1 + -(-(num_tokens - 1) // block_size)
 
 
 def chain_hash(parent: bytes, token_ids: Iterable[int]) -> bytes:

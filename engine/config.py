@@ -12,7 +12,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         model_path: absolute path of a checkpoint file.
         max_model_len: longest context to serve, in tokens; None: the model's own.
         max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens computed in one step (the chunk size of a long prompt).
+        max_num_batched_tokens: most tokens computed in one step (the chunk size of a long prompt); raised to
+            `max_num_seqs` where it is less.
         block_size: tokens in a KV block.
         enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
         kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
@@ -39,6 +40,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     num_threads: int | None = None
 
+    @property
+    def token_budget(self) -> int:
+        """Most tokens computed in a step: enough that every running sequence can have one."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs)
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded engine serves.
@@ -47,6 +53,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: the context actually served: min(asked for, the model's, what the KV pool holds).
         max_num_batched_tokens: most tokens computed in one step, which may be more than was asked for.
         model_context_len: what the model was made for.
+        num_blocks: KV blocks of all groups together.
+        kv_block_bytes: size of one; the mean where the groups' differ.
         notes: sentences for the log, where something is not as was asked for.
         backend: how steps are executed ("torch").
         native_isa: instruction set of the native library, or "" when it was not built.

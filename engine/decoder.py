@@ -5,6 +5,7 @@ from __future__ import annotations
 from appliance.engine.program import (
     AddTo,
     Embed,
+    Experts,
     GatedProduct,
     KvWrite,
     Linear,
@@ -13,10 +14,11 @@ from appliance.engine.program import (
     QKRmsNorm,
     RmsNorm,
     Rope,
+    Route,
     ScaleLogits,
     StepProgram,
 )
-from appliance.engine.spec import DecoderSpec
+from appliance.engine.spec import DecoderSpec, ExpertSpec
 from appliance.quant.architectures import QKNorm
 
 
@@ -26,7 +28,7 @@ def build_program(spec: DecoderSpec) -> StepProgram:
     for layer in range(spec.num_layers):
         p = f"layers.{layer}."
         body += _block(spec, p + "attn", _attention(spec, layer))
-        body += _block(spec, p + "mlp", _mlp(spec, p))
+        body += _block(spec, p + "mlp", _mlp(spec, layer))
     matrix = "embed" if spec.tied_head else "head"
     head: list[Op] = [
         RmsNorm("x", "final_norm", "normed", spec.norm_eps),
@@ -58,17 +60,45 @@ def _attention(spec: DecoderSpec, layer: int) -> list[Op]:
     return [
         *ops,
         KvWrite("qkv", layer),
-        PagedAttention("qkv", layer, "attended", spec.attention_scale, own.window, spec.attention_softcap),
+        PagedAttention(
+            "qkv",
+            layer,
+            "attended",
+            spec.attention_scale,
+            own.window,
+            spec.attention_softcap,
+            p + "sinks" if spec.sinks else "",
+        ),
         Linear("attended", (p + "o",), "delta"),
     ]
 
 
-def _mlp(spec: DecoderSpec, p: str) -> list[Op]:
+def _mlp(spec: DecoderSpec, layer: int) -> list[Op]:
+    p = f"layers.{layer}."
+    if spec.experts is not None and layer in spec.experts.layers:
+        return _experts(spec, spec.experts, p)
     matrices = (p + "gate_up",) if spec.fused else (p + "gate", p + "up")
     return [
         Linear(_input(spec), matrices, "gate_up"),
         GatedProduct("gate_up", "gated", spec.activation),
         Linear("gated", (p + "down",), "delta"),
+    ]
+
+
+def _experts(spec: DecoderSpec, experts: ExpertSpec, p: str) -> list[Op]:
+    names = [f"{p}experts.{expert}." for expert in range(experts.count)]
+    return [
+        Linear(_input(spec), (p + "router",), "router_logits"),
+        Route("router_logits", "chosen", "expert_weights", experts.top_k, experts.normalised),
+        Experts(
+            _input(spec),
+            "chosen",
+            "expert_weights",
+            tuple((name + "gate", name + "up") for name in names),
+            tuple((name + "down",) for name in names),
+            "delta",
+            experts.activation,
+        ),
     ]
 
 

@@ -35,15 +35,15 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress = lambda _done, _total: None) -> None:
         model = load_model(config, progress)
-        pool = BlockPool(model.memory.num_blocks, caching=config.enable_prefix_caching)
+        caching = config.enable_prefix_caching
+        pools = tuple(BlockPool(count, caching=caching) for count in model.memory.num_blocks)
         limits = SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            token_budget=config.token_budget,
             max_model_len=model.memory.max_model_len,
             eos_token_ids=model.eos_token_ids,
         )
-        self.scheduler = Scheduler(KVCache((pool,), config.block_size), limits)
-        self._pool = pool
+        self.scheduler = Scheduler(KVCache(pools, config.block_size, model.windows), limits)
         self._runner = model.runner
         self._process = psutil.Process()
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
@@ -56,7 +56,7 @@ class Engine:
             max_model_len=model.memory.max_model_len,
             max_num_batched_tokens=limits.token_budget,
             model_context_len=model.spec.context_len,
-            num_blocks=model.memory.num_blocks,
+            num_blocks=sum(model.memory.num_blocks),
             block_size=config.block_size,
             kv_block_bytes=model.kv_block_bytes,
             weight_bytes=model.weight_bytes,
@@ -134,10 +134,10 @@ class Engine:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            blocks_total=self._pool.num_blocks,
-            blocks_used=self._pool.num_used,
-            blocks_cached=self._pool.num_cached,
-            blocks_free=self._pool.num_free,
+            blocks_total=sum(pool.num_blocks for pool in kv.pools),
+            blocks_used=sum(pool.num_used for pool in kv.pools),
+            blocks_cached=sum(pool.num_cached for pool in kv.pools),
+            blocks_free=sum(pool.num_free for pool in kv.pools),
             kv_block_bytes=self.info.kv_block_bytes,
             prefix_lookup_tokens_total=kv.lookup_tokens_total,
             prefix_hit_tokens_total=kv.hit_tokens_total,

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from appliance.engine.blocks import most_blocks
 from appliance.engine.errors import MemoryPlanError
 
-# Without a word from the user, the pool takes at most this share of the free memory, and at most this much.
+# Without a word from the user, the pools take at most this share of the free memory, and at most this much.
 _AUTO_SHARE = 0.25
 _AUTO_LIMIT_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class GroupNeed:
+    """What a KV group needs: the bytes of a block, and the window behind which blocks are given back (0: never)."""
+
+    block_bytes: int
+    window: int = 0
+
+    def blocks(self, context_blocks: int, chunk: int, block_size: int) -> int:
+        """The most blocks held by a sequence of `context_blocks`, at most `chunk` tokens of it computed at once."""
+        if not self.window:
+            return context_blocks
+        return min(context_blocks, most_blocks(self.window - 1 + chunk, block_size))
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The outcome: pool size in blocks, and the context that is served, in tokens.
+    """The outcome: the size of each group's pool in blocks, and the context that is served, in tokens.
 
     Attributes:
         note: why less is served than was asked for, "" when it is not.
     """
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     max_model_len: int
     note: str
 
@@ -27,48 +44,69 @@ class MemoryPlan:
 def plan_memory(
     *,
     free_bytes: int,
-    block_bytes: int,
+    groups: Sequence[GroupNeed],
     block_size: int,
+    chunk: int,
     model_context_len: int,
     max_model_len: int | None,
     max_num_seqs: int,
     kv_cache_memory_bytes: int | None,
     share: float | None = None,
 ) -> MemoryPlan:
-    """Size the pool and the context. Never refuses a long context: it serves min(wanted, model, pool).
+    """Size the pools and the context. Never refuses a long context: it serves min(wanted, model, pools).
 
-    Monotonic: with more free or requested bytes or a larger share, neither the pool nor the context shrinks;
+    Memory goes to one sequence first, until it can be as long as is wanted, then to `max_num_seqs` of equal length.
+    Monotonic: with more free or requested bytes or a larger share, neither a pool nor the context shrinks;
     asking for a shorter context never serves less than min(asked, what a longer one got).
 
     Args:
         free_bytes: memory free once the weights are loaded.
-        block_bytes, block_size: bytes and tokens of one block (of all groups together).
+        block_size: tokens of one block.
+        chunk: most tokens of a sequence that a step computes.
         max_model_len: context the user wants, None for the model's own.
-        kv_cache_memory_bytes: pool the user wants, None for a share of what is free.
+        kv_cache_memory_bytes: memory for all pools that the user wants, None for a share of what is free.
         share: the most that this may be, 0 to 1; None for a quarter and at most 4 GiB.
 
     Raises:
-        MemoryPlanError: not even two blocks fit, or more is asked for than is free.
+        MemoryPlanError: not even two blocks of each group fit, or more is asked for than is free.
     """
-    budget = kv_cache_memory_bytes
-    if budget is None and share is not None:
-        budget = int(free_bytes * share)
-    elif budget is None:
-        budget = min(int(free_bytes * _AUTO_SHARE), _AUTO_LIMIT_BYTES)
-    elif budget > free_bytes:
-        raise MemoryPlanError(
-            f"kv_cache_memory_bytes asks for {_mib(budget)}, but {_mib(free_bytes)} are free; ask for less"
-        )
+    budget = _budget(free_bytes, kv_cache_memory_bytes, share)
     wanted = min(max_model_len or model_context_len, model_context_len)
-    if budget < 2 * block_bytes:
+    context_blocks = -(-wanted // block_size)
+    most = [group.blocks(context_blocks, chunk, block_size) for group in groups]
+
+    def sizes(step: int) -> tuple[int, ...]:
+        """The pools after `step` steps, each of which adds a block of context: one sequence's, then anybody's."""
+        shared = step - context_blocks
+        return tuple(max(2, min(step, each), min(shared, max_num_seqs * each)) for each in most)
+
+    def cost(step: int) -> int:
+        return sum(n * group.block_bytes for n, group in zip(sizes(step), groups, strict=True))
+
+    if budget < cost(2):
         raise MemoryPlanError(
             f"the KV pool would have {_mib(budget)}, but two blocks of {block_size} tokens take "
-            f"{_mib(2 * block_bytes)}; free some memory, or raise kv_cache_memory_bytes or gpu_memory_utilization"
+            f"{_mib(cost(2))}; free some memory, or raise kv_cache_memory_bytes or gpu_memory_utilization"
         )
-    useful = max(2, max_num_seqs * -(-wanted // block_size))
-    num_blocks = min(budget // block_bytes, useful)
-    served = min(wanted, num_blocks * block_size)
-    return MemoryPlan(num_blocks, served, _note(served, max_model_len, model_context_len))
+    steps = range(2, (max_num_seqs + 1) * context_blocks + 2)
+    step = steps[bisect_right(steps, budget, key=cost) - 1]
+    served = min(wanted, step * block_size)
+    return MemoryPlan(sizes(step), served, _note(served, max_model_len, model_context_len))
+
+
+def _budget(free_bytes: int, asked: int | None, share: float | None) -> int:
+    """Bytes for all pools together."""
+    if asked is None:
+        return (
+            int(free_bytes * share)
+            if share is not None
+            else min(int(free_bytes * _AUTO_SHARE), _AUTO_LIMIT_BYTES)
+        )
+    if asked > free_bytes:
+        raise MemoryPlanError(
+            f"kv_cache_memory_bytes asks for {_mib(asked)}, but {_mib(free_bytes)} are free; ask for less"
+        )
+    return asked
 
 
 def _note(served: int, asked: int | None, model_context_len: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.engine.spec import Activation
+from appliance.engine.spec import Activation, ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class PagedAttention:
     Attributes:
         window: a token sees itself and window - 1 tokens before it; 0: all.
         softcap: c of c · tanh(score / c); 0 where there is none.
+        sinks: weight with a score for attending to nothing, of each head; "" where there is none.
     """
 
     qkv: str
@@ -79,6 +80,40 @@ class PagedAttention:
     scale: float
     window: int
     softcap: float
+    sinks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Choose each row's `top_k` experts, and how much of each, from the logits of all.
+
+    Attributes:
+        chosen: the experts, int64 [rows, top_k].
+        weights: of them, float32; they sum to one where `normalised`, else they are the probabilities.
+    """
+
+    logits: str
+    chosen: str
+    weights: str
+    top_k: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """out = the weighted sum of what each row's experts make of x: down(activation(gate) · up).
+
+    Attributes:
+        gate_ups, downs: of each expert, the weights whose rows are stacked, as in `Linear`.
+    """
+
+    x: str
+    chosen: str
+    weights: str
+    gate_ups: tuple[tuple[str, ...], ...]
+    downs: tuple[tuple[str, ...], ...]
+    out: str
+    activation: Activation | ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +151,19 @@ Op = (
     | Rope
     | KvWrite
     | PagedAttention
+    | Route
+    | Experts
     | GatedProduct
     | AddTo
     | ScaleLogits
 )
+
+
+def matrices(op: Op) -> tuple[tuple[str, ...], ...]:
+    """The matrices that an operation multiplies with, each the weights whose rows are stacked."""
+    if isinstance(op, Linear):
+        return (op.weights,)
+    return (*op.gate_ups, *op.downs) if isinstance(op, Experts) else ()
 
 
 @dataclass(frozen=True, slots=True)

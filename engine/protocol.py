@@ -1,7 +1,8 @@
 """Messages between the daemon and an engine worker: msgpack over ZeroMQ, never pickle. Imports no torch.
 
 One DEALER socket on each side of an `ipc://` address; the daemon binds, the worker connects. The first message to a
-worker is `Start`; its answer is `Ready` or `LoadFailed`, after which the process ends. `Stop` ends it at once.
+worker is `Start`; its answer is `Ready`, or `LoadFailed`, after which the process ends. Until then it says now and
+then how far it is. `Stop` ends it at once.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the process. Requests still running get no more events."""
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """So many of the model's weights are read; sent every `HEARTBEAT_S` at most, and when all are."""
+
+    done: int
+    total: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
@@ -60,7 +68,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = Start | Submit | Abort | Stop
-FromWorker = Ready | LoadFailed | StepBegan | Events | Heartbeat
+FromWorker = Loading | Ready | LoadFailed | StepBegan | Events | Heartbeat
 
 HEARTBEAT_S = 0.25
 

@@ -14,7 +14,7 @@ from appliance.engine.executors import TorchExecutor
 from appliance.engine.families import read_spec
 from appliance.engine.logprobs import score
 from appliance.engine.machine import available_memory, usable_cpus
-from appliance.engine.memory import MemoryPlan, plan_memory
+from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 from appliance.engine.notes import load_notes
 from appliance.engine.sampler import sample
 from appliance.engine.spec import DecoderSpec
@@ -89,15 +89,32 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, the memory it was given, and what is not as it was asked for."""
+    """A model ready to run, the memory it was given, and what is not as it was asked for.
+
+    Attributes:
+        windows: of each KV group.
+        kv_block_bytes: size of a block, the mean where the groups' differ.
+    """
 
     runner: Runner
     spec: DecoderSpec
     memory: MemoryPlan
+    windows: tuple[int, ...]
     kv_block_bytes: int
     weight_bytes: int
     eos_token_ids: frozenset[int]
     notes: tuple[str, ...]
+
+
+def kv_groups(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
+    """Layers that see equally far share a group; those that see everything come first."""
+    layers: dict[int, list[int]] = {}
+    for index, layer in enumerate(spec.layers):
+        layers.setdefault(layer.window, []).append(index)
+    return tuple(
+        KVGroup(tuple(indices), spec.num_kv_heads, spec.head_dim, dtype, window)
+        for window, indices in sorted(layers.items())
+    )
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
@@ -115,18 +132,19 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     with open_checkpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
-        dtype = _KV_DTYPES[config.kv_cache_dtype]
-        group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype)
-        layout = KVLayout((group,), config.block_size)
+        layout = KVLayout(kv_groups(spec, _KV_DTYPES[config.kv_cache_dtype]), config.block_size)
         dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
         executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes, progress)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
         notes = checkpoint.notes
+    block_bytes = [layout.block_bytes(group) for group in range(len(layout.groups))]
+    windows = tuple(group.window for group in layout.groups)
     memory = plan_memory(
         free_bytes=available_memory(),
-        block_bytes=layout.block_bytes(0),
+        groups=[GroupNeed(size, window) for size, window in zip(block_bytes, windows, strict=True)],
         block_size=config.block_size,
+        chunk=config.token_budget,
         model_context_len=spec.longest_context(config.max_model_len),
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -134,11 +152,13 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         share=config.gpu_memory_utilization,
     )
     executor.attach_pools(memory.num_blocks, memory.max_model_len)
+    pool_bytes = sum(n * size for n, size in zip(memory.num_blocks, block_bytes, strict=True))
     return LoadedModel(
         runner=Runner(executor, config.block_size, spec.vocab_size),
         spec=spec,
         memory=memory,
-        kv_block_bytes=layout.block_bytes(0),
+        windows=windows,
+        kv_block_bytes=pool_bytes // sum(memory.num_blocks),
         weight_bytes=executor.weight_bytes,
         eos_token_ids=eos_token_ids,
         notes=notes + load_notes(config, memory.note, tensor_types),

@@ -32,20 +32,16 @@ class SchedulerLimits:
 
     Attributes:
         max_num_seqs: most sequences with rows in a step.
-        max_num_batched_tokens: most tokens computed in a step; raised to `max_num_seqs` where it is less, so that
-            every running sequence can have one.
+        token_budget: most tokens computed in a step; at least `max_num_seqs`, so that every running sequence can have
+            one.
         max_model_len: a sequence ends when it has this many tokens.
         eos_token_ids: ids that end a sequence unless it ignores them.
     """
 
     max_num_seqs: int
-    max_num_batched_tokens: int
+    token_budget: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-
-    @property
-    def token_budget(self) -> int:
-        return max(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 class Scheduler:
@@ -194,7 +190,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(rows) < self.limits.max_num_seqs:
             seq = self.waiting[0]
             # Room for each running sequence to grow by a block, so that admitting one does not preempt another.
-            if not self.kv.admit(seq, spare=len(self.running)):
+            if not self.kv.admit(seq, spare=len(self.running), chunk=self.limits.token_budget):
                 break
             self.waiting.pop(0)
             if seq.num_preemptions == 0:

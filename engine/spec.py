@@ -24,6 +24,38 @@ class Activation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """What gpt-oss does instead: g · sigmoid(alpha · g) · (u + 1), gate and up being bounded by `limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The experts that a token's MLP is chosen from.
+
+    Attributes:
+        top_k: how many a token has.
+        normalised: whether a token's weights sum to one.
+        layers: which have experts; the others have one MLP.
+
+    Raises:
+        CheckpointError: a token has more experts than there are.
+    """
+
+    count: int
+    top_k: int
+    normalised: bool
+    layers: frozenset[int]
+    activation: Activation | ClampedSwiglu = Activation.SILU
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.count:
+            raise CheckpointError(f"{self.top_k} experts to a token, expected at most all {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """How positions turn into angles.
 
@@ -75,6 +107,8 @@ class DecoderSpec:
         attention_softcap, logits_softcap: c of c · tanh(x / c); 0 where there is none.
         pre_norms, post_norms: norms before and after attention and MLP.
         fused: queries, keys and values are one matrix, gates and ups another.
+        sinks: each head has one more score, for attending to nothing.
+        experts: None where every layer has one MLP.
         embed_scale, residual_scale, logits_scale: multiply the embeddings, what a block adds, the logits.
         tied_head: the output head is the embedding matrix.
 
@@ -102,6 +136,8 @@ class DecoderSpec:
     post_norms: bool = False
     qk_norm: QKNorm = QKNorm.NONE
     fused: bool = False
+    sinks: bool = False
+    experts: ExpertSpec | None = None
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0

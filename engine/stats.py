@@ -9,12 +9,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Names ending in `_total` only ever grow while the worker lives; the rest are gauges.
 
     Attributes:
+        blocks_total: of all KV groups together, as are those that follow.
         blocks_used: held by at least one running sequence.
         blocks_cached: held by none, but findable by the prefix cache until they are needed.
         blocks_free: neither.
         prefix_lookup_tokens_total: prompt tokens for which the prefix cache was asked.
         prefix_hit_tokens_total: of these, the ones it had.
-        kv_block_bytes: size of one block over all layers of its group.
+        kv_block_bytes: size of one block over all layers of its group; the mean where the groups' differ.
         rss_bytes: resident memory of the worker process.
     """
 

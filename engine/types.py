@@ -12,6 +12,9 @@ import msgspec
 
 from appliance.engine.sampling_params import SamplingParams
 
+HOLE = -1
+"""In a block table: the place of a block that lies behind the window and was given back."""
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to continue. Of those that wait, lower `priority` comes first, then earlier `arrived_at` (seconds).
@@ -52,7 +55,8 @@ class Sequence:
         index: which continuation it is; the first one computes the prompt, the others are forked from it.
         tokens: prompt and generated ids, oldest first.
         num_computed: how many of `tokens` have their keys and values in KV memory; the rest is the deficit.
-        tables: for each KV group, the ids of the blocks that hold this sequence, in token order.
+        tables: for each KV group, the ids of the blocks that hold this sequence, in token order; `HOLE` where no token
+            still to be computed sees what was there.
         block_hashes: for each full block of `tokens` known so far, its chained hash (group 0's block size).
         seed: of this continuation: the request's seed, or the one drawn for it, and the index; kept over preemption.
         num_scored: prompt tokens whose log probabilities have been given out.
@@ -118,7 +122,8 @@ class PlanRow:
     Attributes:
         index: which continuation of the request.
         token_ids: the tokens whose keys and values are computed, at positions start, start + 1, …
-        tables: for each KV group, the block ids covering positions 0 … start + len(token_ids) - 1.
+        tables: for each KV group, the block ids covering positions 0 … start + len(token_ids) - 1 and perhaps more;
+            `HOLE` where none of these tokens sees any.
         wants_logits: whether the last token's logits are sampled (the row has no deficit left).
         seeds: one for each id to sample from these logits; with the sampled position, it keys the random numbers.
         num_prompt: how many of the sequence's tokens are the prompt.

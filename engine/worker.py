@@ -7,6 +7,7 @@ daemon. Unloading a model is ending its worker: every byte comes back, always.
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 import zmq
@@ -16,6 +17,7 @@ from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
 from appliance.engine.errors import EngineError
 from appliance.engine.types import ErrorInfo, TokenEvent
+from appliance.engine.weights import Progress
 from appliance.quant.errors import CheckpointError
 
 _START_TIMEOUT_MS = 60_000
@@ -107,7 +109,7 @@ def main(address: str) -> int:
     start = protocol.decode_to_worker(socket.recv())
     assert isinstance(start, protocol.Start), f"the first message was {type(start).__name__}, expected Start"
     try:
-        engine = _load(start.config)
+        engine = _load(start.config, _LoadReport(socket))
     except _LoadError as error:
         socket.send(protocol.encode(protocol.LoadFailed(error.info)))
         context.destroy(linger=1000)
@@ -118,15 +120,29 @@ def main(address: str) -> int:
     return 0
 
 
+class _LoadReport:
+    """Tells the daemon how far loading has come."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._told_at = -math.inf
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self._told_at >= protocol.HEARTBEAT_S:
+            self._socket.send(protocol.encode(protocol.Loading(done, total)))
+            self._told_at = now
+
+
 class _LoadError(Exception):
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message)
         self.info = info
 
 
-def _load(config: EngineConfig) -> Engine:
+def _load(config: EngineConfig, progress: Progress) -> Engine:
     try:
-        return Engine(config)
+        return Engine(config, progress)
     except CheckpointError as error:
         raise _LoadError(ErrorInfo("bad_checkpoint", str(error))) from error
     except EngineError as error:

@@ -19,12 +19,14 @@ class KVGroup:
         layers: indices of the decoder layers in the group, in order.
         kv_heads, head_dim: shape of one token's keys (and of its values) in one layer.
         dtype: element type of keys and values.
+        window: a token sees itself and window - 1 tokens before it, in all layers of the group; 0: all.
     """
 
     layers: tuple[int, ...]
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

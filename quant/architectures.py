@@ -2,12 +2,13 @@
 
 Canonical names of a layer's weights, each after `layers.{i}.`: the norms `attn_norm` and `mlp_norm` before a block and
 `attn_post_norm` and `mlp_post_norm` after it; `q`, `k`, `v` or one `qkv`; `q_norm`, `k_norm`, `sinks`; `o`; `gate`,
-`up` or one `gate_up`; `down`. A norm holds the whole factor, whatever a file adds to it.
+`up` or one `gate_up`; `down`. Where experts are chosen from, `router` and `experts.{e}.` + `gate`, `up`, `down`. A norm
+holds the whole factor, whatever a file adds to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -22,6 +23,28 @@ class QKNorm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """How folders of transformers' name and store the experts of a layer.
+
+    Attributes:
+        block: what holds the router and the experts.
+        router: its name in the block.
+        gate, up, down: names of an expert's matrices where each is a module of its own.
+        interleaved: where experts are stacked, each is stored [inputs, outputs] and gates and ups take turns; else
+            [outputs, inputs], all gates before all ups.
+        width_key: key of config.json with the rows of a gate.
+    """
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    interleaved: bool = False
+    width_key: str = "intermediate_size"
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """What the weights of a family are.
 
@@ -31,6 +54,9 @@ class Architecture:
         fused: queries, keys and values are one matrix, gates and ups another.
         norm_offset: what folders of transformers leave out of norms.
         gguf_permutes: GGUF files interleave the two halves of each query and key head, for llama.cpp's RoPE.
+        gguf_mlp_norm: GGUF files' name of `mlp_norm`.
+        experts: None where every layer has one MLP.
+        sinks: each head has one more logit, which attends to nothing.
     """
 
     gguf: str
@@ -40,6 +66,9 @@ class Architecture:
     fused: bool = False
     norm_offset: float = 0.0
     gguf_permutes: bool = False
+    gguf_mlp_norm: str = "ffn_norm"
+    experts: Experts | None = None
+    sinks: bool = False
 
 
 _LLAMA = Architecture("llama", gguf_permutes=True)
@@ -58,6 +87,16 @@ ARCHITECTURES = {
     "GraniteForCausalLM": Architecture("granite", gguf_permutes=True),
     "Olmo2ForCausalLM": Architecture("olmo2", pre_norms=False, post_norms=True, qk_norm=QKNorm.WHOLE),
     "SmolLM3ForCausalLM": Architecture("smollm3", gguf_permutes=True),
+    "Qwen3MoeForCausalLM": Architecture(
+        "qwen3moe", qk_norm=QKNorm.HEAD, experts=Experts(width_key="moe_intermediate_size")
+    ),
+    "MixtralForCausalLM": replace(_LLAMA, experts=Experts("block_sparse_moe", "gate", "w1", "w3", "w2")),
+    "GptOssForCausalLM": Architecture(
+        "gpt-oss",
+        gguf_mlp_norm="post_attention_norm",
+        experts=Experts(router="router", interleaved=True),
+        sinks=True,
+    ),
 }
 """By the name in `architectures` of a config.json."""
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 
+# What is quoted from a file may be as long as the file; a message's beginning and end say enough.
+_HEAD_CHARS, _TAIL_CHARS = 600, 300
+
 
 class CheckpointError(ValueError):
     """A checkpoint is corrupt, truncated or at odds with itself.
 
     The message names the file, the place, what was found and what was expected.
     """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _HEAD_CHARS + _TAIL_CHARS:
+            message = f"{message[:_HEAD_CHARS]} … {message[-_TAIL_CHARS:]}"
+        super().__init__(message)
 
 
 class UnsupportedFormatError(CheckpointError):

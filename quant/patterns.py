@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
-from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from appliance.quant.errors import UnsupportedFormatError
 
 MAX_PATTERN_CHARS = 512
+# More than the layers of any model, and as many as stay compiled.
+MAX_PATTERNS = 4096
 # Counted repeats and the large Unicode classes make programs that are slow to build; layers' names need neither.
 _COSTLY = re.compile(r"\{|\\(?![dwb])[A-Za-z0-9]")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "b": r"(?-u:\b)"}
 
 
 def matches_start(pattern: str, text: str) -> bool | None:
@@ -18,21 +25,23 @@ def matches_start(pattern: str, text: str) -> bool | None:
     Python's own engine backtracks, for ages on some patterns. Rust's, which pydantic brings, takes linear time.
     """
     validator = _compile(pattern)
-    if validator is None:
-        return None
-    try:
-        validator.validate_python(text)
-    except ValidationError:
-        return False
-    return True
+    return None if validator is None else validator.isinstance_python(text)
 
 
-@lru_cache(maxsize=4096)
+def limit_patterns(patterns: Iterable[str]) -> None:
+    """Raises UnsupportedFormatError where there are more patterns than are tried."""
+    count = sum(1 for _ in patterns)
+    if count > MAX_PATTERNS:
+        raise UnsupportedFormatError(f"{count} patterns for names of layers, expected at most {MAX_PATTERNS}")
+
+
+@lru_cache(maxsize=MAX_PATTERNS)
 def _compile(pattern: str) -> SchemaValidator | None:
     if len(pattern) > MAX_PATTERN_CHARS or _COSTLY.search(pattern):
         return None
+    # Names are ASCII; Rust's own classes hold all of Unicode's letters, and are slow to build too.
+    ascii_ = _ESCAPE.sub(lambda escape: _ASCII.get(escape[1], escape[0]), pattern)
     try:
-        schema = core_schema.str_schema(pattern=f"^(?:{pattern})", regex_engine="rust-regex")
-        return SchemaValidator(schema)
+        return SchemaValidator(core_schema.str_schema(pattern=f"^(?:{ascii_})", regex_engine="rust-regex"))
     except SchemaError:
         return None

@@ -128,6 +128,7 @@ def _is_act_order(module: Module, layout: Layout) -> bool:
     """Whether inputs are grouped in another order than their own: what the stored groups say, not a flag."""
     for suffix in layout.uses:
         if suffix.endswith("g_idx"):
-            groups = read_bytes(module.tensors[suffix]).view("<i4")
+            info = module.tensors[suffix]
+            groups = read_bytes(info).view("<i8" if info.dtype == "I64" else "<i4")
             return bool((np.diff(groups) < 0).any())
     return False

@@ -76,11 +76,18 @@ class ChatClient:
         except (KeyError, TypeError):
             raise ChatError(f"what listens at {self.base_url} is not an appliance daemon") from None
 
-    def is_ready(self) -> bool:
+    def loading(self) -> float | None:
+        """The share of the model that the daemon has loaded; None once it is ready."""
         try:
-            return self._http.get("/ready", timeout=5.0).status_code == 200
+            answer = self._http.get("/ready", timeout=5.0)
         except httpx.TransportError:
-            return False
+            return 0.0
+        if answer.status_code == 200:
+            return None
+        try:
+            return answer.json()["loading"] or 0.0
+        except (ValueError, KeyError, TypeError):  # somebody else's, who had the port before our daemon
+            return 0.0
 
     def answer(
         self, model: str, temperature: float | None, messages: list[Message]

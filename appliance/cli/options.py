@@ -13,7 +13,7 @@ from appliance.settings_facts import choices, facts, values
 from appliance.settings_schema import Settings
 from appliance.settings_vllm import FOREIGN, RENAMED
 
-_MODEL = "A model's name, or a path to a .gguf file."
+_MODEL = "A model's name, or a path to a .gguf file or a model folder."
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

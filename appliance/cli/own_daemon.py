@@ -16,6 +16,7 @@ from functools import partial
 
 from appliance.cli.chat import ChatClient, ChatError
 from appliance.engine.lifeline import die_with_parent
+from appliance.progress import LoadProgress
 from appliance.settings import Settings, environment_with
 
 POLL_S = 0.05
@@ -51,11 +52,16 @@ def own_daemon(settings: Settings) -> Iterator[ChatClient]:
         )
         try:
             with ChatClient(f"http://127.0.0.1:{port}", key) as client:
-                while not client.is_ready():
-                    if child.poll() is not None:
-                        said.seek(0)
-                        raise ChatError(_last_line(said.read().decode(errors="replace"), child.returncode))
-                    time.sleep(POLL_S)
+                with LoadProgress(settings.model, plain=True) as progress:
+                    while (share := client.loading()) is not None:
+                        if child.poll() is not None:
+                            said.seek(0)
+                            raise ChatError(
+                                _last_line(said.read().decode(errors="replace"), child.returncode)
+                            )
+                        if share:
+                            progress.at(share)
+                        time.sleep(POLL_S)
                 yield client
         finally:
             _end(child)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 READER_GONE = 141
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A model's name, or a .gguf file.")]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A model's name, or a path to one.")]
 Question = Annotated[str | None, typer.Argument(metavar="QUESTION", help="Answer this and exit.")]
 Url = Annotated[str | None, typer.Option("--url", help="The daemon to ask, if not the configured one.")]
 System = Annotated[str | None, typer.Option("--system", help="How the model shall behave.")]

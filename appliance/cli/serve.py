@@ -30,6 +30,7 @@ def serve(**flags: Any) -> None:
     # Here, because `appliance list` should not wait for a web framework.
     from appliance.daemon import exposure, lifecycle, listener
     from appliance.daemon.worker import WorkerUnavailableError
+    from appliance.progress import LoadProgress
     from appliance.pull.ensure import ensure_model
 
     exposure.check(settings)
@@ -44,8 +45,8 @@ def serve(**flags: Any) -> None:
         sys.stdout.flush()
 
     try:
-        with model.hold():
-            asyncio.run(lifecycle.serve(settings, name, model, socket_, announce))
+        with model.hold(), LoadProgress(name, plain=True) as progress:
+            asyncio.run(lifecycle.serve(settings, name, model, socket_, progress.at, announce))
     except WorkerUnavailableError as error:
         note(f"error: {name} could not be loaded: {error}")
         raise typer.Exit(1) from None

@@ -50,11 +50,13 @@ async def serve(
     model_name: str,
     model: ModelPath,
     listener: socket.socket,
+    progress: Callable[[float], None],
     announce: Callable[[ServedModel], None],
 ) -> None:
     """Serve a model on `listener` until a signal comes; all requests and the worker have ended at the return.
 
     Args:
+        progress: told the share of the weights that are read.
         announce: called once the model is loaded.
 
     Raises:
@@ -66,7 +68,7 @@ async def serve(
     daemon = Daemon(settings, model_name)
     worker = WorkerHandle(settings.engine_config(model.path))
     daemon.router.add(model_name, worker)
-    loading = asyncio.create_task(_load(daemon, worker, model))
+    loading = asyncio.create_task(_load(daemon, worker, model, progress))
     # Importing the web framework takes half a second; the worker starts meanwhile.
     http_server = await asyncio.to_thread(import_module, "appliance.daemon.http_server")
     server: HttpServer = http_server.HttpServer(daemon, graceful_s=FAREWELL_S)
@@ -87,9 +89,11 @@ async def serve(
         await daemon.router.stop()
 
 
-async def _load(daemon: Daemon, worker: WorkerHandle, model: ModelPath) -> ServedModel:
+async def _load(
+    daemon: Daemon, worker: WorkerHandle, model: ModelPath, progress: Callable[[float], None]
+) -> ServedModel:
     """Load engine and tokeniser side by side; requests that wait for them go on, or hear why not."""
-    starting = asyncio.create_task(worker.start())
+    starting = asyncio.create_task(worker.start(progress))
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
         info = await starting

@@ -28,12 +28,14 @@ async def show_model(request: Request, name: str) -> Response:
 
 def _describe(daemon: Daemon) -> dict[str, Any]:
     """OpenAI's model object with the limits that are in force; what the engine decides is null until it is loaded."""
-    info = daemon.router.worker(daemon.model_name).info
+    worker = daemon.router.worker(daemon.model_name)
+    info = worker.info
     return {
         "id": daemon.model_name,
         "object": "model",
         "created": daemon.created,
         "owned_by": "appliance",
+        "loading": worker.loading,
         "max_model_len": info.max_model_len if info else None,
         "max_num_seqs": daemon.settings.max_num_seqs,
         "max_num_batched_tokens": info.max_num_batched_tokens if info else None,

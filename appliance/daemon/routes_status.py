@@ -26,7 +26,8 @@ async def ready(request: Request) -> Response:
     daemon: Daemon = request.app.state.daemon
     reason = daemon.not_ready
     if reason:
-        return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        loading = daemon.router.worker(daemon.model_name).loading
+        return JSONResponse({"status": "not ready", "reason": reason, "loading": loading}, 503)
     return JSONResponse({"status": "ready"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 import zmq.asyncio
@@ -19,6 +20,7 @@ from appliance.engine.protocol import (
     FromWorker,
     Heartbeat,
     LoadFailed,
+    Loading,
     Ready,
     StepBegan,
     Submit,
@@ -31,6 +33,7 @@ from appliance.engine.types import ErrorInfo, Request
 SILENT_S = 10.0
 HANG_S = 60.0
 WATCH_S = 5.0
+# Without news of a weight that was read. A large model on a slow disk takes longer, but there is news.
 LOAD_TIMEOUT_S = 600.0
 
 log = logging.getLogger(__name__)
@@ -42,11 +45,16 @@ class WorkerUnavailableError(Exception):
     code = "model_unavailable"
 
 
+def _unheard(_share: float) -> None:
+    """Nobody wants to know."""
+
+
 class WorkerHandle:
     """The worker of one model. It outlives the processes: requests are taken even while a new one loads.
 
     Attributes:
         info: what the engine said of itself when it last loaded; None before it first has.
+        loading: the share of the weights that the starting worker has read; None while none is starting.
         restarts: how many times a dead or hung worker was replaced.
         unavailable: why no request is taken, "" if they are.
     """
@@ -64,6 +72,7 @@ class WorkerHandle:
         self._heard_at = 0.0
         self._ready_at = 0.0
         self.info: EngineInfo | None = None
+        self.loading: float | None = None
         self.restarts = 0
         self.unavailable = ""
 
@@ -88,14 +97,17 @@ class WorkerHandle:
         held = len(self._flights.unsent())
         return msgspec.structs.replace(self._stats, waiting=self._stats.waiting + held, **changes)
 
-    async def start(self) -> EngineInfo:
+    async def start(self, progress: Callable[[float], None] = _unheard) -> EngineInfo:
         """Load the model and keep it loaded from now on.
+
+        Args:
+            progress: told the share of the weights that are read, several times a second.
 
         Raises:
             WorkerUnavailableError: it could not be loaded; it has not been tried again.
         """
         try:
-            info = await self._launch()
+            info = await self._launch(progress)
         except WorkerUnavailableError as error:
             self.refuse(str(error))
             raise
@@ -141,23 +153,20 @@ class WorkerHandle:
             self._process = None
         self._context.term()
 
-    async def _launch(self) -> EngineInfo:
+    async def _launch(self, progress: Callable[[float], None]) -> EngineInfo:
         try:
             process = await WorkerProcess.launch(self._context, self._config)
         except OSError as error:
             raise WorkerUnavailableError(f"the engine worker could not be started: {error}") from error
+        self.loading = 0.0
         try:
-            info = await asyncio.wait_for(_await_ready(process), LOAD_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            process.kill()
-            await process.close()
-            raise WorkerUnavailableError(
-                f"the engine worker did not load the model within {LOAD_TIMEOUT_S:g} s"
-            ) from None
+            info = await self._await_ready(process, progress)
         except BaseException:
             process.kill()
             await process.close()
             raise
+        finally:
+            self.loading = None
         log.info("engine worker %d is ready", process.pid)
         self._process, self.info = process, info
         self._heard_at = self._ready_at = time.monotonic()
@@ -165,6 +174,27 @@ class WorkerHandle:
         self.unavailable = ""
         self._send_unsent()
         return info
+
+    async def _await_ready(self, process: WorkerProcess, progress: Callable[[float], None]) -> EngineInfo:
+        while True:
+            try:
+                message = await process.receive(LOAD_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                raise WorkerUnavailableError(
+                    f"the engine worker came no further with loading the model for {LOAD_TIMEOUT_S:g} s"
+                ) from None
+            match message:
+                case Loading(done=done, total=total):
+                    self.loading = round(done / total, 3)
+                    progress(self.loading)
+                case Ready(info=info):
+                    return info
+                case LoadFailed(error=error):
+                    raise WorkerUnavailableError(error.message)
+                case None:
+                    raise WorkerUnavailableError(
+                        f"the engine worker {process.ending} while it loaded the model"
+                    )
 
     async def _supervise(self) -> None:
         try:
@@ -181,7 +211,7 @@ class WorkerHandle:
                 await self._bury(self._process)
             await asyncio.sleep(self._backoff.delay_s)
             try:
-                await self._launch()
+                await self._launch(_unheard)
             except WorkerUnavailableError as error:
                 log.error("%s", error)
                 self._note_death(str(error), lived_s=0.0)
@@ -244,21 +274,6 @@ class WorkerHandle:
         for flight in self._flights.unsent():
             flight.sent = True
             self._process.send(Submit(request=flight.request))
-
-
-async def _await_ready(process: WorkerProcess) -> EngineInfo:
-    while True:
-        try:
-            message = await process.receive(WATCH_S)
-        except asyncio.TimeoutError:
-            continue
-        match message:
-            case Ready(info=info):
-                return info
-            case LoadFailed(error=error):
-                raise WorkerUnavailableError(error.message)
-            case None:
-                raise WorkerUnavailableError(f"the engine worker {process.ending} while it loaded the model")
 
 
 _TOTALS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))

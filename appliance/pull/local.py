@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.engine.errors import UnsupportedModelError
@@ -113,7 +113,9 @@ def copy(path: str, name: str | None, store: Store, progress: Progress) -> Pulle
         def fill(target: Path) -> Manifest:
             require_space(target.parent, description.size)
             sha256 = _copy_model(source, target, progress)
-            return _manifest(full, source, description, sha256=sha256, linked=False)
+            # The user's folder may have changed since it was described.
+            copied = replace(description, size=size_of(target))
+            return _manifest(full, source, copied, sha256=sha256, linked=False)
 
         return install(store, full, _stored_as(source), fill)
 

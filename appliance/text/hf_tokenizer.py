@@ -14,6 +14,7 @@ from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, located
 from appliance.quant.hf import model_config
 from appliance.quant.hf.json_file import read_json
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.text.hf_decoder import read_decoder
 from appliance.text.hf_parts import steps
 from appliance.text.hf_template import read_template
@@ -39,19 +40,15 @@ def read_folder(folder: Path) -> Vocabulary:
             "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     model = read_json(folder / "config.json")
-    config = _if_there(folder / "tokenizer_config.json")
     with located(folder / "config.json"):
         vocab_size = fields.positive(model, "vocab_size")
-    eos_ids = model_config.eos_token_ids(folder, model)
-    template = read_template(folder, config)
-    definition, special_map = read_json(path), _if_there(folder / "special_tokens_map.json")
+    files = TokenizerFiles.read(folder)
+    template = read_template(folder, files.config)
     with located(folder):
-        tokens = read_tokens(definition, config, special_map, eos_ids, vocab_size)
-        return _vocabulary(_checked(definition, tokens), tokens, config, vocab_size, eos_ids, template)
-
-
-def _if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+        eos_ids = model_config.eos_token_ids(folder, model, files)
+        tokens = read_tokens(files, eos_ids, vocab_size)
+        definition = _checked(files.definition, tokens)
+        return _vocabulary(definition, tokens, files.config, vocab_size, eos_ids, template)
 
 
 def _checked(definition: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
@@ -91,9 +88,7 @@ def _vocabulary(
     parsing = _built(definition)
     texts = _texts(parsing, tokens, vocab_size)
     ids = {text: index for index, text in texts.items()}
-    bos_id, eos_id = (_named_id(ids, tokens, name) for name in ("bos_token", "eos_token"))
-    all_eos = tuple(sorted({*eos_ids, *([] if eos_id is None else [eos_id])}))
-    bos_id, adds_bos = _beginning(parsing, bos_id, all_eos)
+    bos_id, adds_bos = _beginning(parsing, _bos_id(ids, tokens), eos_ids)
     if bos_id is not None and bos_id not in texts:
         raise CheckpointError(f"tokenizer.json: the post-processor's token {bos_id} is not in the vocabulary")
     if parsing.post_processor is None:
@@ -115,7 +110,7 @@ def _vocabulary(
         plain=_plain(definition, tokens, parsing),
         parsing=parsing,
         vocab_size=vocab_size,
-        eos_token_ids=all_eos,
+        eos_token_ids=eos_ids,
         bos_token_id=bos_id,
         adds_bos=adds_bos,
         longest_token_bytes=min(longest * _most_bytes_per_byte(parsing, tokens, keeps_bytes), sys.maxsize),
@@ -169,11 +164,11 @@ def _texts(tokenizer: Any, tokens: Tokens, vocab_size: int) -> dict[int, str]:
     return texts
 
 
-def _named_id(ids: Mapping[str, int], tokens: Tokens, name: str) -> int | None:
-    text = tokens.named.get(name)
+def _bos_id(ids: Mapping[str, int], tokens: Tokens) -> int | None:
+    text = tokens.named.get("bos_token")
     index = None if text is None else ids.get(text)
     if text is not None and index is None:
-        raise CheckpointError(f"{name} is {text!r}, but the vocabulary has no such token")
+        raise CheckpointError(f"bos_token is {text!r}, but the vocabulary has no such token")
     return index
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.quant.errors import CheckpointError
+from appliance.quant.hf.tokenizer_files import TokenizerFiles, added_token, token_text, vocabulary
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _FURTHER_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +27,8 @@ class Tokens:
     named: Mapping[str, str]
 
 
-def read_tokens(
-    definition: Mapping[str, Any],
-    config: Mapping[str, Any],
-    special_map: Mapping[str, Any],
-    eos_ids: Iterable[int],
-    vocab_size: int,
-) -> Tokens:
-    """Added tokens of tokenizer.json (`definition`), tokenizer_config.json and special_tokens_map.json.
+def read_tokens(files: TokenizerFiles, eos_ids: Iterable[int], vocab_size: int) -> Tokens:
+    """Added tokens of all the files of a tokeniser.
 
     A token is special if any of them says so, as in transformers, or if it ends generation. Those for which the
     model has no row are left out, so that no text leads to an id that the model lacks.
@@ -43,32 +36,14 @@ def read_tokens(
     Raises:
         CheckpointError: an entry that is mistyped, or two files that give one id to different tokens.
     """
-    added = _of_tokenizer(definition)
-    for key, entry in _entries(config.get("added_tokens_decoder") or {}):
-        index = int(key) if key.isdecimal() and len(key) < 10 else -1
-        before = added.setdefault(
-            index, _entry(index, entry, f"tokenizer_config.json: added_tokens_decoder[{key}]")
-        )
-        if before["content"] != entry["content"]:
-            raise CheckpointError(
-                f"token {index} is {before['content']!r} in tokenizer.json, "
-                f"but {entry['content']!r} in tokenizer_config.json; fetch the model again"
-            )
-        if entry.get("special") is True:
-            before["special"] = True
-    named = {
-        name: text
-        for name in _NAMES
-        for text in [_text(config.get(name), name) or _text(special_map.get(name), name)]
-        if text
-    }
-    further = [text for source in (config, special_map) for text in _further(source)]
-    ids = {entry["content"]: index for index, entry in added.items()} | _vocabulary(definition)
+    added, ids = files.added(), files.ids()
+    named = {name: text for name in _NAMES if (text := files.named(name))}
+    further = [text for source in (files.config, files.special_map) for text in _further(source)]
     special = {entry["content"] for entry in added.values() if entry["special"]}
     special |= {text for text in (*named.values(), *further) if text in ids}
     special |= {added[index]["content"] for index in eos_ids if index in added}
     for text in special:
-        added.setdefault(ids[text], _entry(ids[text], {"content": text}, text))["special"] = True
+        added.setdefault(ids[text], added_token(ids[text], {"content": text}, text))["special"] = True
     return Tokens(
         {index: added[index] for index in sorted(added) if index < vocab_size}, frozenset(special), named
     )
@@ -80,7 +55,7 @@ def spelled_by_model(definition: Mapping[str, Any], special: frozenset[str]) -> 
     They are in its vocabulary, and it takes any piece (Unigram), any whole word (`ignore_merges`), or pairs.
     """
     model = definition["model"]
-    known = special & _vocabulary(definition).keys()
+    known = special & vocabulary(definition).keys()
     if isinstance(model["vocab"], list) or model.get("ignore_merges"):
         return known
     single = {text for text in known if len(text) == 1}
@@ -93,7 +68,7 @@ def without(definition: Mapping[str, Any], hidden: frozenset[str]) -> dict[str, 
     They get names that no text leads to, since a space becomes another character before the model sees it.
     """
     model = dict(definition["model"])
-    ids = _vocabulary(definition)
+    ids = vocabulary(definition)
     renamed = {text: f" {ids[text]}" for text in hidden}
     if isinstance(model["vocab"], dict):
         model["vocab"] = {renamed.get(text, text): index for text, index in ids.items()}
@@ -114,63 +89,10 @@ def _parts(merge: str | list[str]) -> tuple[str, str, str]:
     return left, right, left + right
 
 
-def _vocabulary(definition: Mapping[str, Any]) -> dict[str, int]:
-    model = definition.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocab, dict) and all(type(index) is int for index in vocab.values()):
-        return vocab
-    if isinstance(vocab, list) and all(
-        isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in vocab
-    ):
-        return {item[0]: index for index, item in enumerate(vocab)}
-    raise CheckpointError(
-        "tokenizer.json: model.vocab is missing or malformed, expected tokens and their ids or scores"
-    )
-
-
-def _of_tokenizer(definition: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    listed = definition.get("added_tokens") or []
-    if not isinstance(listed, list):
-        raise CheckpointError(f"tokenizer.json: added_tokens is a {type(listed).__name__}, expected an array")
-    tokens = {}
-    for place, entry in enumerate(listed):
-        where = f"tokenizer.json: added_tokens[{place}]"
-        index = entry.get("id") if isinstance(entry, dict) else None
-        token = _entry(index, entry, where)
-        if token["id"] in tokens:
-            raise CheckpointError(f"{where}: id {index} occurs twice")
-        tokens[token["id"]] = token
-    return tokens
-
-
-def _entry(index: Any, entry: Any, where: str) -> dict[str, Any]:
-    content = entry.get("content") if isinstance(entry, dict) else None
-    if type(index) is not int or index < 0 or not isinstance(content, str) or not content:
-        raise CheckpointError(f"{where} is {entry!r:.80}, expected an id and a content")
-    flags = {flag: entry.get(flag, False) is True for flag in (*_FLAGS, "special")}
-    return {"id": index, "content": content, **flags}
-
-
-def _entries(value: Any) -> Iterable[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"tokenizer_config.json: added_tokens_decoder is a {type(value).__name__}, expected an object"
-        )
-    return value.items()
-
-
 def _further(source: Mapping[str, Any]) -> list[str]:
     texts: list[str | None] = []
     for key in _FURTHER_SPECIAL:
         value = source.get(key) or []
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        texts += [_text(item, key) for item in items]
+        texts += [token_text(item, key) for item in items]
     return [text for text in texts if text]
-
-
-def _text(value: Any, name: str) -> str | None:
-    """The text of a token that is written as a string or as an object with its `content`."""
-    text = value.get("content") if isinstance(value, dict) else value
-    if text is not None and not isinstance(text, str):
-        raise CheckpointError(f"{name} is {value!r:.80}, expected a token")
-    return text

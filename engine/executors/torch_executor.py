@@ -15,11 +15,12 @@ from appliance.engine import program as ops
 from appliance.engine.batch import Batch
 from appliance.engine.executors.matrix import Matrix
 from appliance.engine.executors.rope_frequencies import rope_frequencies
-from appliance.engine.spec import Activation, DecoderSpec
+from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
 from appliance.engine.types import BlockCopy
 from appliance.engine.weights import ModelWeights, Progress, read_layers
-from appliance.kernels.gated_product import gelu_mul, gelu_tanh_mul, silu_mul
+from appliance.kernels.gated_product import clamped_swiglu_mul, gelu_mul, gelu_tanh_mul, silu_mul
 from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.moe import route, run_experts
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
@@ -66,6 +67,8 @@ class TorchExecutor:
                 self._vectors[op.weight] = weights.vector(op.weight)
             elif isinstance(op, ops.QKRmsNorm):
                 self._vectors |= {name: weights.vector(name) for name in (op.q_weight, op.k_weight)}
+            elif isinstance(op, ops.PagedAttention) and op.sinks:
+                self._vectors[op.sinks] = weights.vector(op.sinks)
         self._load_matrices(weights, dense_bytes, progress)
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -75,13 +78,12 @@ class TorchExecutor:
         matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
-    def attach_pools(self, num_blocks: int, max_model_len: int) -> None:
-        """Allocate the KV pools, and the rotary tables for the context that is served."""
+    def attach_pools(self, num_blocks: Sequence[int], max_model_len: int) -> None:
+        """Allocate the pool of each KV group, and the rotary tables for the context that is served."""
         self._rope_tables = [
             rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes
         ]
-        groups = range(len(self._layout.groups))
-        self._pools = tuple(self._layout.allocate(group, num_blocks) for group in groups)
+        self._pools = tuple(self._layout.allocate(group, count) for group, count in enumerate(num_blocks))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -114,7 +116,7 @@ class TorchExecutor:
             pool[copy.target.id] = pool[copy.source.id]
 
     def _load_matrices(self, weights: ModelWeights, dense_bytes: int, progress: Progress) -> None:
-        names = [op.weights for op in self._program.ops if isinstance(op, ops.Linear)]
+        names = [names for op in self._program.ops for names in ops.matrices(op)]
         dense = 4 * sum(weights.elements(name) for name in names) <= dense_bytes
         # A head that is the embedding shares its memory.
         layers: dict[tuple[str, ...], QuantizedLinear] = {
@@ -172,11 +174,24 @@ class TorchExecutor:
             op.scale,
             op.window,
             op.softcap,
+            self._vectors[op.sinks] if op.sinks else None,
         )
         self._buffers[op.out] = attended.flatten(1)
 
+    def _route(self, op: ops.Route, _batch: Batch) -> None:
+        chosen, weights = route(self._buffers[op.logits], op.top_k, op.normalised)
+        self._buffers[op.chosen], self._buffers[op.weights] = chosen, weights
+
+    def _experts(self, op: ops.Experts, _batch: Batch) -> None:
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            gated = _gated(self._matrices[op.gate_ups[expert]](x), op.activation)
+            return self._matrices[op.downs[expert]](gated)
+
+        chosen, weights = self._buffers[op.chosen], self._buffers[op.weights]
+        self._buffers[op.out] = run_experts(self._buffers[op.x], chosen, weights, run)
+
     def _gated_product(self, op: ops.GatedProduct, _batch: Batch) -> None:
-        self._buffers[op.out] = _PRODUCTS[op.activation](self._buffers[op.gate_up])
+        self._buffers[op.out] = _gated(self._buffers[op.gate_up], op.activation)
 
     def _add_to(self, op: ops.AddTo, _batch: Batch) -> None:
         self._buffers[op.target].add_(self._buffers[op.x], alpha=op.scale)
@@ -196,7 +211,15 @@ class TorchExecutor:
         ops.Rope: _rope,
         ops.KvWrite: _kv_write,
         ops.PagedAttention: _attention,
+        ops.Route: _route,
+        ops.Experts: _experts,
         ops.GatedProduct: _gated_product,
         ops.AddTo: _add_to,
         ops.ScaleLogits: _scale_logits,
     }
+
+
+def _gated(gate_up: torch.Tensor, activation: Activation | ClampedSwiglu) -> torch.Tensor:
+    if isinstance(activation, ClampedSwiglu):
+        return clamped_swiglu_mul(gate_up, activation.alpha, activation.limit)
+    return _PRODUCTS[activation](gate_up)

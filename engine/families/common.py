@@ -26,6 +26,8 @@ _ACTIVATIONS = {
 # Every key after `<architecture>.` that is understood; any other might change what the model computes.
 _GGUF_READ = {
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
+    # How Meta's own files were laid out before they were converted.
+    "tensor_data_layout",
     *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scaling.type"),
     *("rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor"),
@@ -141,15 +143,7 @@ def gguf_spec(
     """
     name = fields.text(metadata, "general.architecture")
     architecture, prefix = ARCHITECTURES[GGUF_ARCHITECTURES[name]], name + "."
-    for key, value in metadata.items():
-        own = key.removeprefix(prefix)
-        if (
-            own != key
-            and own not in _GGUF_READ
-            and own not in also
-            and value not in _GGUF_NEUTRAL.get(own, ())
-        ):
-            raise UnsupportedModelError(f"{key} is {value!r}, which is not supported")
+    _check_keys(metadata, prefix, also)
     heads = fields.positive(metadata, prefix + "attention.head_count")
     hidden = fields.positive(metadata, prefix + "embedding_length")
     head_dim = fields.positive(metadata, prefix + "attention.key_length", hidden // heads)
@@ -178,6 +172,19 @@ def gguf_spec(
         attention_scale=head_dim**-0.5,
         activation=activation,
     )
+
+
+def _check_keys(metadata: Metadata, prefix: str, also: Sequence[str]) -> None:
+    """Raises UnsupportedModelError at a key of the architecture that nobody reads."""
+    for key, value in metadata.items():
+        own = key.removeprefix(prefix)
+        if (
+            own != key
+            and own not in _GGUF_READ
+            and own not in also
+            and value not in _GGUF_NEUTRAL.get(own, ())
+        ):
+            raise UnsupportedModelError(f"{key} is {value!r}, which is not supported")
 
 
 def gguf_windows(

@@ -12,10 +12,13 @@ from appliance.engine.families.gemma import (
     gemma3_from_config,
     gemma3_from_gguf,
 )
+from appliance.engine.families.gpt_oss import gpt_oss_from_config, gpt_oss_from_gguf
 from appliance.engine.families.granite import granite_from_config, granite_from_gguf
 from appliance.engine.families.mistral import mistral_from_config
+from appliance.engine.families.mixtral import llama_from_gguf, mixtral_from_config
 from appliance.engine.families.phi3 import phi3_from_config, phi3_from_gguf
 from appliance.engine.families.qwen import qwen_from_config
+from appliance.engine.families.qwen3_moe import qwen3_moe_from_config, qwen3_moe_from_gguf
 from appliance.engine.families.smollm3 import smollm3_from_config, smollm3_from_gguf
 from appliance.engine.spec import DecoderSpec
 
@@ -32,7 +35,10 @@ _READERS: dict[str, Callable[[Metadata, WeightNames], DecoderSpec]] = {
     "GraniteForCausalLM": granite_from_config,
     "Olmo2ForCausalLM": config_spec,
     "SmolLM3ForCausalLM": smollm3_from_config,
-    "llama": gguf_spec,
+    "Qwen3MoeForCausalLM": qwen3_moe_from_config,
+    "MixtralForCausalLM": mixtral_from_config,
+    "GptOssForCausalLM": gpt_oss_from_config,
+    "llama": llama_from_gguf,
     "qwen2": gguf_spec,
     "qwen3": gguf_spec,
     "gemma2": gemma2_from_gguf,
@@ -41,6 +47,8 @@ _READERS: dict[str, Callable[[Metadata, WeightNames], DecoderSpec]] = {
     "granite": granite_from_gguf,
     "olmo2": gguf_spec,
     "smollm3": smollm3_from_gguf,
+    "qwen3moe": qwen3_moe_from_gguf,
+    "gpt-oss": gpt_oss_from_gguf,
 }
 
 

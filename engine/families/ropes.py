@@ -28,8 +28,9 @@ _KEYS = {
     "finetuned",
 }
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-# Beyond it a configuration is broken: no model comes near.
+# Beyond these a configuration is broken: no model comes near.
 _MAX_FACTOR = 1e6
+_MAX_CONTEXT = 1 << 28
 
 
 def config_rope(
@@ -61,19 +62,12 @@ def config_rope(
     kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
-        works = ", ".join(_KINDS)
-        raise UnsupportedModelError(f"RoPE of type {kind!r} is not supported; what works: {works}")
-    share = fields.number(rope, "partial_rotary_factor", fields.number(config, "partial_rotary_factor", 1.0))
-    if share != 1.0 and not partial:
         raise UnsupportedModelError(
-            f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
+            f"RoPE of type {kind!r} is not supported; what works: {', '.join(_KINDS)}"
         )
+    share = _share(config, rope, partial)
     context = fields.positive(config, "max_position_embeddings")
-    original = context
-    if kind != "dynamic":
-        # The key beside the section comes first, as in transformers.
-        inner = fields.positive(rope, "original_max_position_embeddings", context)
-        original = fields.positive(config, "original_max_position_embeddings", inner)
+    original = context if kind == "dynamic" else _original_context(config, rope, context)
     factor = 1.0 if kind == "default" else fields.number(rope, "factor", _implied(kind, context / original))
     return _sound(
         theta=fields.number(rope, "rope_theta", theta),
@@ -85,6 +79,24 @@ def config_rope(
         parameters=_parameters(rope, kind),
         factors=_factors(rope, head_dim, share) if kind == "longrope" else ((), ()),
     )
+
+
+def _share(config: Mapping[str, Any], rope: Mapping[str, Any], partial: bool) -> float:
+    """The part of each head that is turned."""
+    share = fields.number(rope, "partial_rotary_factor", fields.number(config, "partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial:
+        raise UnsupportedModelError(
+            f"partial_rotary_factor is {share:g}; supported is 1, whole heads are turned"
+        )
+    if share > 1.0:
+        raise CheckpointError(f"partial_rotary_factor is {share:g}, expected at most 1")
+    return share
+
+
+def _original_context(config: Mapping[str, Any], rope: Mapping[str, Any], context: int) -> int:
+    """The key beside the section comes first, as in transformers."""
+    inner = fields.positive(rope, "original_max_position_embeddings", context)
+    return fields.positive(config, "original_max_position_embeddings", inner)
 
 
 def _implied(kind: str, ratio: float) -> float | None:
@@ -200,8 +212,13 @@ def _gguf_factors(
 def _sound(**values: Any) -> RopeSpec:
     """A spec whose formula has a value."""
     rope = RopeSpec(**values)
-    if rope.factor > _MAX_FACTOR:
-        raise CheckpointError(f"RoPE's factor is {rope.factor:g}, expected at most {_MAX_FACTOR:g}")
+    for key, value in (("factor", rope.factor), *rope.parameters):
+        if value > _MAX_FACTOR:
+            raise CheckpointError(f"RoPE's {key} is {value:g}, expected at most {_MAX_FACTOR:g}")
+    if rope.original_context > _MAX_CONTEXT:
+        raise CheckpointError(
+            f"RoPE's original context is {rope.original_context} tokens, expected at most {_MAX_CONTEXT}"
+        )
     if rope.theta <= 1.0:
         raise CheckpointError(f"RoPE's base is {rope.theta:g}, expected more than 1")
     if rope.kind == "dynamic" and rope.rotary_dim < 4:

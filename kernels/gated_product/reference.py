@@ -32,3 +32,13 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)
     return 0.5 * gate * (1 + torch.tanh(inner)) * up
+
+
+def clamped_swiglu_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """y = g / (1 + exp(-alpha · g)) · (u + 1), with g = min(gate, limit) and u = up between -limit and limit (gpt-oss).
+
+    Args and returns as `silu_mul`.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate / (1 + torch.exp(gate * -alpha)) * (up + 1)

@@ -58,6 +58,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each query with the tokens of its own sequence up to its own position.
 
@@ -71,6 +72,8 @@ def paged_attention(
         scale: multiplies the scores.
         window: a query sees the token at its own position and window - 1 before it; 0: all.
         softcap: c of c · tanh(score / c), which bounds the scores; 0: none.
+        sinks: [heads], float32, or None: of each head a score for attending to nothing, which takes part in the softmax
+            (Xiao et al. 2023, arXiv:2309.17453, with a learned one for the first token's).
 
     Returns:
         [rows, heads, head_dim], float32.
@@ -91,6 +94,10 @@ def paged_attention(
     floor = torch.finfo(torch.float32).min
     highest = q.new_full((items * kv_heads, lanes, 1), floor)
     total = torch.zeros_like(highest)
+    if sinks is not None:
+        # As if a tile with nothing but the sink had come first.
+        of_lanes = sinks.view(kv_heads, 1, group).expand(-1, tile, -1).reshape(kv_heads, lanes)
+        highest, total = of_lanes.repeat(items, 1).unsqueeze(-1), torch.ones_like(total)
     acc = torch.zeros_like(queries)
     for (start, stop), count in zip(kv_tiles(tables.shape[1] * block_size), active, strict=True):
         n = count * kv_heads

@@ -1,4 +1,5 @@
-// Transposes of packed codes, in tiles that read and write whole cache lines.
+// Transposes of packed codes. What they wait for is memory: tiles read several neighbouring cache lines of a row at a
+// time and write whole lines, by way of a buffer that stays in the cache whatever the rows' strides are.
 
 #include <algorithm>
 #include <cstddef>
@@ -10,20 +11,50 @@
 
 namespace {
 
+using Word = std::uint32_t;
 constexpr std::size_t kLine = 16; // words of a cache line
+constexpr std::size_t kLineBytes = kLine * sizeof(Word);
+
+typedef Word Quad __attribute__((vector_size(16)));
+typedef Word Line __attribute__((vector_size(kLineBytes)));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Quad{i, j, k, l})
+#endif
+
+inline Quad load(const Word *from) {
+    Quad quad;
+    std::memcpy(&quad, from, sizeof quad);
+    return quad;
+}
+
+// out[c][r] = in[r][c] of a square of kLine words; rows of `in` are `stride` apart.
+inline void transpose_square(const Word *in, std::size_t stride, Word out[kLine][kLine]) {
+    for (std::size_t r = 0; r < kLine; r += 4)
+        for (std::size_t c = 0; c < kLine; c += 4) {
+            const Word *at = in + r * stride + c;
+            const Quad a = load(at), b = load(at + stride), d = load(at + 2 * stride), e = load(at + 3 * stride);
+            const Quad ab_low = SHUFFLE(a, b, 0, 4, 1, 5), ab_high = SHUFFLE(a, b, 2, 6, 3, 7);
+            const Quad de_low = SHUFFLE(d, e, 0, 4, 1, 5), de_high = SHUFFLE(d, e, 2, 6, 3, 7);
+            const Quad turned[4] = {SHUFFLE(ab_low, de_low, 0, 1, 4, 5), SHUFFLE(ab_low, de_low, 2, 3, 6, 7),
+                                    SHUFFLE(ab_high, de_high, 0, 1, 4, 5), SHUFFLE(ab_high, de_high, 2, 3, 6, 7)};
+            for (std::size_t i = 0; i < 4; ++i)
+                std::memcpy(&out[c + i][r], &turned[i], sizeof(Quad));
+        }
+}
 
 // One stage of the transpose of a matrix of nibbles (Hacker's Delight, 7-3): swaps the halves that `shift` and `mask`
 // name between two words, for a line of words at once.
-inline void swap_halves(std::uint32_t *low, std::uint32_t *high, unsigned shift, std::uint32_t mask) {
-    for (std::size_t i = 0; i < kLine; ++i) {
-        const std::uint32_t swapped = ((low[i] >> shift) ^ high[i]) & mask;
-        high[i] ^= swapped;
-        low[i] ^= swapped << shift;
-    }
+inline void swap_halves(Line &low, Line &high, int shift, Word mask) {
+    const Line swapped = ((low >> shift) ^ high) & mask;
+    high ^= swapped;
+    low ^= swapped << shift;
 }
 
-// rows[k] holds nibble i of word m in rows[k][m]; afterwards rows[i][m] holds it as nibble k.
-inline void transpose_squares(std::uint32_t rows[8][kLine]) {
+// rows[k][m] holds nibble i of word m; afterwards rows[i][m] holds it as nibble k.
+inline void transpose_nibble_squares(Line rows[8]) {
     for (int k = 0; k < 4; ++k)
         swap_halves(rows[k], rows[k + 4], 16, 0x0000FFFF);
     for (int k : {0, 1, 4, 5})
@@ -67,42 +98,52 @@ void pack_gathered(const std::uint8_t *codes, const std::int64_t *from, std::uin
 } // namespace
 
 // out[c][r] = in[r][c].
-APPLIANCE_EXPORT void appliance_transpose_words(const std::uint32_t *in, std::uint32_t *out, std::size_t rows,
-                                                std::size_t columns) {
-    constexpr std::size_t kWide = 4 * kLine;
+APPLIANCE_EXPORT void appliance_transpose_words(const Word *in, Word *out, std::size_t rows, std::size_t columns) {
+    constexpr std::size_t kWide = 8 * kLine;
+    alignas(64) Word tile[kLine][kWide];
+    alignas(64) Word turned[kLine][kLine];
     for (std::size_t c0 = 0; c0 < columns; c0 += kWide) {
-        const std::size_t c1 = std::min(columns, c0 + kWide);
+        const std::size_t wide = std::min(kWide, columns - c0);
         for (std::size_t r0 = 0; r0 < rows; r0 += kLine) {
-            const std::size_t r1 = std::min(rows, r0 + kLine);
-            for (std::size_t c = c0; c < c1; ++c)
-                for (std::size_t r = r0; r < r1; ++r)
-                    out[c * rows + r] = in[r * columns + c];
+            const std::size_t high = std::min(kLine, rows - r0);
+            for (std::size_t r = 0; r < high; ++r)
+                std::memcpy(tile[r], in + (r0 + r) * columns + c0, wide * sizeof(Word));
+            for (std::size_t c1 = 0; c1 < wide; c1 += kLine) {
+                transpose_square(&tile[0][c1], kWide, turned);
+                for (std::size_t c = c1; c < std::min(wide, c1 + kLine); ++c)
+                    std::memcpy(out + (c0 + c) * rows + r0, turned[c - c1], high * sizeof(Word));
+            }
         }
     }
 }
 
 // in: [rows][width] words; out: [width][8][rows / 8]. Nibble k % 8 of out[m][order[i]][k / 8] is nibble i of in[k][m].
-APPLIANCE_EXPORT void appliance_transpose_nibbles(const std::uint32_t *in, std::uint32_t *out, std::size_t rows,
-                                                  std::size_t width, const std::int32_t *order) {
+APPLIANCE_EXPORT void appliance_transpose_nibbles(const Word *in, Word *out, std::size_t rows, std::size_t width,
+                                                  const std::int32_t *order) {
+    constexpr std::size_t kWide = 4 * kLine;
     const std::size_t octets = rows / 8;
-    std::uint32_t tile[kLine][8][kLine];
-    for (std::size_t m0 = 0; m0 < width; m0 += kLine) {
-        const std::size_t line = std::min(kLine, width - m0);
+    alignas(64) Word tile[8][kLine][kWide]; // [place][octet][word]
+    alignas(64) Word turned[kLine][kLine];
+    for (std::size_t m0 = 0; m0 < width; m0 += kWide) {
+        const std::size_t wide = std::min(kWide, width - m0);
         for (std::size_t o0 = 0; o0 < octets; o0 += kLine) {
-            const std::size_t some = std::min(kLine, octets - o0);
-            for (std::size_t o = 0; o < some; ++o) {
-                std::uint32_t square[8][kLine] = {};
-                for (std::size_t k = 0; k < 8; ++k)
-                    std::memcpy(square[k], in + ((o0 + o) * 8 + k) * width + m0, line * sizeof(std::uint32_t));
-                transpose_squares(square);
-                for (std::size_t i = 0; i < 8; ++i)
-                    for (std::size_t m = 0; m < kLine; ++m)
-                        tile[m][order[i]][o] = square[i][m];
-            }
-            for (std::size_t m = 0; m < line; ++m)
-                for (std::size_t place = 0; place < 8; ++place)
-                    std::memcpy(out + ((m0 + m) * 8 + place) * octets + o0, tile[m][place],
-                                some * sizeof(std::uint32_t));
+            const std::size_t high = std::min(kLine, octets - o0);
+            for (std::size_t o = 0; o < high; ++o)
+                for (std::size_t m1 = 0; m1 < wide; m1 += kLine) {
+                    Line square[8] = {};
+                    for (std::size_t k = 0; k < 8; ++k)
+                        std::memcpy(&square[k], in + ((o0 + o) * 8 + k) * width + m0 + m1,
+                                    std::min(kLine, wide - m1) * sizeof(Word));
+                    transpose_nibble_squares(square);
+                    for (std::size_t i = 0; i < 8; ++i)
+                        std::memcpy(&tile[order[i]][o][m1], &square[i], kLineBytes);
+                }
+            for (std::size_t m1 = 0; m1 < wide; m1 += kLine)
+                for (std::size_t place = 0; place < 8; ++place) {
+                    transpose_square(&tile[place][0][m1], kWide, turned);
+                    for (std::size_t m = m1; m < std::min(wide, m1 + kLine); ++m)
+                        std::memcpy(out + ((m0 + m) * 8 + place) * octets + o0, turned[m - m1], high * sizeof(Word));
+                }
         }
     }
 }

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from appliance.quant import fields
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, located
 from appliance.quant.hf.module import Advice
-from appliance.quant.hf.patterns import starts_with
 from appliance.quant.hf.quant_config import QuantConfig
+from appliance.quant.patterns import limit_patterns, matches_start
 from appliance.quant.scheme import BITS
 
 METHOD = "compressed-tensors"
@@ -22,7 +23,6 @@ FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantize
 _MODEL_FORMATS = (*FORMATS, "mixed-precision", "dense")
 _STATUSES = ("compressed", "frozen")
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_CLASSES = ("Linear", "Embedding")
 _BLOCK = [128, 128]
 _REGEX = "re:"
 
@@ -56,6 +56,16 @@ class _Group:
     activations: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Which layers are in which group; patterns with their prefix."""
+
+    by_target: Mapping[str, _Group]
+    target_patterns: tuple[str, ...]
+    ignored_names: frozenset[str]
+    ignored_patterns: tuple[str, ...]
+
+
 def check(config: QuantConfig) -> None:
     """Refuses what is not read.
 
@@ -76,18 +86,19 @@ def check(config: QuantConfig) -> None:
             )
         for group in _groups(raw):
             _known("format of a group", group.format, (*FORMATS, "dense"))
-        _ignored(raw)
+        rules = _rules(config)
+        limit_patterns((*rules.ignored_patterns, *rules.target_patterns))
 
 
 def notes(config: QuantConfig) -> tuple[str, ...]:
     """What the configuration asks for and does not get; sentences for the log."""
     raw, found = config.raw, []
-    if any(group.activations for group in _groups(raw)):
+    if any(group.activations for group in _rules(config).by_target.values()):
         found.append(f"{config.source} asks for quantised activations: only the weights are quantised here")
     if raw.get("kv_cache_scheme") is not None:
         found.append(f"{config.source} asks for a quantised key-value cache: kv_cache_scheme is ignored")
     try:
-        _match("", raw)
+        _match("", config)
     except UnsupportedFormatError as error:
         found.append(
             f"{config.source}: {error}, so what it says of single layers is ignored: the tensors decide"
@@ -97,7 +108,7 @@ def notes(config: QuantConfig) -> tuple[str, ...]:
 
 def advise(config: QuantConfig, module: str) -> Advice:
     try:
-        group = _match(module, config.raw)
+        group = _match(module, config)
     except UnsupportedFormatError:
         return Advice()
     if group is None or group.weights is None:
@@ -110,31 +121,46 @@ def weight_args(config: QuantConfig, module: str) -> WeightArgs | None:
     if config.method != METHOD:
         return None
     try:
-        group = _match(module, config.raw)
+        group = _match(module, config)
     except UnsupportedFormatError:
         return None
     return None if group is None else group.weights
 
 
-def _match(module: str, raw: Mapping[str, Any]) -> _Group | None:
+def _match(module: str, config: QuantConfig) -> _Group | None:
     """The group that a layer is in: by its name before a pattern before its class; None where it is ignored.
 
     Raises:
         UnsupportedFormatError: a pattern is not understood.
     """
-    by_target = {target: group for group in _groups(raw) for target in group.targets}
+    rules = _rules(config)
+    class_ = "Embedding" if module.endswith("embed_tokens") else "Linear"
     # Every pattern is tried, so that whether all are understood does not depend on the layer.
-    ignored = [name for name in _ignored(raw) if _matches(module, name)]
-    matched = [target for target in by_target if _matches(module, target)]
-    if ignored or not matched:
+    ignored = [pattern for pattern in rules.ignored_patterns if _matches(module, pattern)]
+    matched = [pattern for pattern in rules.target_patterns if _matches(module, pattern)]
+    if ignored or not rules.ignored_names.isdisjoint((module, class_)):
         return None
-    return by_target[min(matched, key=lambda target: (target in _CLASSES, target.startswith(_REGEX), target))]
+    found = [target for target in (module, *sorted(matched), class_) if target in rules.by_target]
+    return rules.by_target[found[0]] if found else None
 
 
-def _matches(module: str, target: str) -> bool:
-    if target.startswith(_REGEX):
-        return starts_with(target.removeprefix(_REGEX), module)
-    return target in (module, "Embedding" if module.endswith("embed_tokens") else "Linear")
+def _matches(module: str, pattern: str) -> bool:
+    matches = matches_start(pattern.removeprefix(_REGEX), module)
+    if matches is None:
+        raise UnsupportedFormatError(f"regular expression {pattern[:200]!r} is not understood")
+    return matches
+
+
+@lru_cache(maxsize=4)
+def _rules(config: QuantConfig) -> _Rules:
+    by_target = {target: group for group in _groups(config.raw) for target in group.targets}
+    ignored = _ignored(config.raw)
+    return _Rules(
+        by_target,
+        tuple(target for target in by_target if target.startswith(_REGEX)),
+        frozenset(ignored),
+        tuple(name for name in ignored if name.startswith(_REGEX)),
+    )
 
 
 def _ignored(raw: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,7 @@ class GGUFCheckpoint:
             CheckpointError: the file was cut short.
         """
         slot, info = self._map.slots[name], self._map.tensors[name]
-        weight = READERS[info.type.name](self._file.data(info.name))
+        weight = READERS[info.type.name](self._file.data(info))
         if len(slot.shape) == 1:
             weight = _vector(weight)
         if slot.rope_heads and ARCHITECTURES[GGUF_ARCHITECTURES[self.architecture]].gguf_permutes:

@@ -146,13 +146,12 @@ class GGUFFile:
                 raise
             raise CheckpointError(f"{self.path} is empty, expected a GGUF file") from None
 
-    def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a tensor, [rows, row_bytes].
+    def data(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The raw bytes of a tensor, or of a part of one, [rows, row_bytes].
 
         Several threads may read at once.
         """
-        info = self.tensors[name]
-        raw = read_range(self.path, self._file.fileno(), name, info.offset, info.nbytes)
+        raw = read_range(self.path, self._file.fileno(), info.name, info.offset, info.nbytes)
         return raw.reshape(-1, info.row_bytes)
 
     def close(self) -> None:

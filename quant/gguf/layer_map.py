@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.quant import fields
@@ -11,7 +11,7 @@ from appliance.quant.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError, and_others, located
 from appliance.quant.gguf import metadata as meta
 from appliance.quant.gguf.file import GGUFFile, TensorInfo
-from appliance.quant.gguf.names import file_name
+from appliance.quant.gguf.names import expert_number, file_name
 from appliance.quant.gguf.supported import TENSOR_TYPES, VECTOR_TYPES
 from appliance.quant.slots import Sizes, Slot, decoder_slots
 
@@ -46,22 +46,22 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
             raise UnsupportedFormatError(f"one of {parts} parts; merge them into one file first (gguf-split)")
         architecture = fields.text(file.metadata, "general.architecture")
         if architecture not in GGUF_ARCHITECTURES:
-            known = ", ".join(GGUF_ARCHITECTURES)
+            known = ", ".join(sorted(GGUF_ARCHITECTURES))
             raise UnsupportedFormatError(
                 f"architecture {architecture!r} is not supported; what works: {known}"
             )
-        unread = sorted({info.type.name for info in file.tensors.values()} - set(TENSOR_TYPES))
-        if unread:
-            known = ", ".join(TENSOR_TYPES)
-            raise UnsupportedFormatError(f"tensors of type {', '.join(unread)}; what works: {known}")
+        for info in file.tensors.values():
+            _check_type(info, TENSOR_TYPES)
         factors = _rope_factors(file)
-        slots = _filled(
-            decoder_slots(
-                _sizes(file.metadata, architecture), ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
-            ),
-            {name: info for name, info in file.tensors.items() if name not in factors},
-        )
-        tensors = {name: file.tensors[file_name(name)] for name in slots}
+        family = ARCHITECTURES[GGUF_ARCHITECTURES[architecture]]
+        sizes = _sizes(file.metadata, architecture)
+        wanted = decoder_slots(sizes, family)
+        files = {name: file_name(name, family) for name in wanted}
+        weights = {name: info for name, info in file.tensors.items() if name not in factors}
+        slots = _filled(wanted, files, weights)
+        tensors = {name: _own(name, weights[files[name]], sizes) for name in slots}
+        for name, slot in slots.items():
+            _check_tensor(slot, tensors[name])
         metadata = {**file.metadata, **factors}
         return LayerMap(architecture, metadata, slots, tensors, meta.eos_token_ids(metadata))
 
@@ -77,7 +77,7 @@ def _rope_factors(file: GGUFFile) -> dict[str, list[float]]:
             raise CheckpointError(
                 f"tensor {name!r} has type {info.type.name} and shape {info.shape}, expected F32 of one dimension"
             )
-        factors[name] = file.data(name).view("<f4")[0].tolist()
+        factors[name] = file.data(info).view("<f4")[0].tolist()
     return factors
 
 
@@ -95,20 +95,35 @@ def _sizes(metadata: Mapping[str, Any], architecture: str) -> Sizes:
         key_dim=size("attention.key_length", hidden // heads),
         value_dim=size("attention.value_length", hidden // heads),
         vocab=len(fields.strings(metadata, meta.TOKENS_KEY)),
+        experts=meta.expert_sizes(metadata, architecture),
     )
 
 
-def _filled(slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo]) -> dict[str, Slot]:
+def _own(name: str, info: TensorInfo, sizes: Sizes) -> TensorInfo:
+    """The part of a tensor that is of one expert; all of it where no expert is meant."""
+    expert = expert_number(name)
+    if expert is None or sizes.experts is None:
+        return info
+    count = sizes.experts.count
+    if len(info.shape) < 2 or info.shape[0] != count:
+        raise CheckpointError(
+            f"tensor {info.name!r} has shape {info.shape}; the metadata asks for {count} experts"
+        )
+    nbytes = info.nbytes // count
+    return replace(info, shape=info.shape[1:], offset=info.offset + expert * nbytes, nbytes=nbytes)
+
+
+def _filled(
+    slots: Mapping[str, Slot], files: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> dict[str, Slot]:
     """The slots that the file fills, after checking that it fills all it must and holds nothing else."""
-    present = {name: slot for name, slot in slots.items() if file_name(name) in tensors}
-    missing = [file_name(name) for name in slots.keys() - present.keys() if not slots[name].optional]
+    present = {name: slot for name, slot in slots.items() if files[name] in tensors}
+    missing = {files[name] for name in slots.keys() - present.keys() if not slots[name].optional}
     if missing:
         raise CheckpointError(f"tensor {min(missing)!r} is missing{and_others(missing)}")
-    extra = sorted(tensors.keys() - {file_name(name) for name in present})
+    extra = sorted(tensors.keys() - {files[name] for name in present})
     if extra:
         raise UnsupportedFormatError(f"tensor {extra[0]!r} is not supported{and_others(extra)}")
-    for name, slot in present.items():
-        _check_tensor(slot, tensors[file_name(name)])
     return present
 
 
@@ -117,12 +132,12 @@ def _check_tensor(slot: Slot, info: TensorInfo) -> None:
         raise CheckpointError(
             f"tensor {info.name!r} has shape {info.shape}; the metadata asks for {slot.shape}"
         )
-    if len(slot.shape) == 1 and info.type.name not in VECTOR_TYPES:
-        known = ", ".join(VECTOR_TYPES)
+    if len(slot.shape) == 1:
+        _check_type(info, VECTOR_TYPES)
+
+
+def _check_type(info: TensorInfo, types: Collection[str]) -> None:
+    if info.type.name not in types:
         raise UnsupportedFormatError(
-            f"tensor {info.name!r} has type {info.type.name}; what works here: {known}"
-        )
-    if slot.rope_heads and slot.shape[0] // slot.rope_heads % 2:
-        raise CheckpointError(
-            f"tensor {info.name!r} has an odd head dimension, expected an even one for RoPE"
+            f"tensor {info.name!r} has type {info.type.name}; what works here: {', '.join(types)}"
         )

@@ -1,4 +1,4 @@
-"""What GGUF's metadata says of the vocabulary. No torch."""
+"""What GGUF's metadata says of the vocabulary and of experts. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from appliance.quant.errors import CheckpointError
-from appliance.quant.fields import integer, strings
+from appliance.quant.fields import integer, positive, strings
+from appliance.quant.slots import ExpertSizes
 
 BOS_KEY, EOS_KEY = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 # The token that ends a document, a turn, a message: generation stops at any of them.
@@ -33,6 +34,26 @@ def token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | No
     if not 0 <= value < vocab_size:
         raise CheckpointError(f"metadata {key!r} is {value}, but the vocabulary has {vocab_size} tokens")
     return value
+
+
+def expert_sizes(metadata: Mapping[str, Any], architecture: str) -> ExpertSizes | None:
+    """The experts of a model that has some, in every layer.
+
+    Raises:
+        CheckpointError: a size is missing, mistyped or impossible.
+    """
+    count = integer(metadata, f"{architecture}.expert_count", 0)
+    if not count:
+        return None
+    return ExpertSizes(
+        count=positive(metadata, f"{architecture}.expert_count"),
+        width=positive(
+            metadata,
+            f"{architecture}.expert_feed_forward_length",
+            integer(metadata, f"{architecture}.feed_forward_length"),
+        ),
+        layers=frozenset(range(positive(metadata, f"{architecture}.block_count"))),
+    )
 
 
 def eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from appliance.quant.errors import CheckpointError, UnsupportedFormatError, loca
 from appliance.quant.hf import autoround
 from appliance.quant.hf.module import Advice, Layout, Module
 from appliance.quant.hf.quant_config import QuantConfig
-from appliance.quant.patterns import matches_start
+from appliance.quant.patterns import limit_patterns, matches_start
 from appliance.quant.scheme import MIN_GROUP_SIZE, Mode, QuantScheme
 
 METHODS = ("gptq",)
@@ -26,7 +26,9 @@ V1_WORDS = "gptq-gptqmodel"
 """As V1, but one was subtracted from all zero points of a word at once, so that borrows ran on."""
 V2 = "gptq-v2"
 """Zero points are stored as they are."""
-FORMATS = (V1, V1_WORDS, V2)
+UNKNOWN = "gptq-v1-or-v2"
+"""Two configurations disagree: only zero points that are all in the middle can be told."""
+FORMATS = (V1, V1_WORDS, V2, UNKNOWN)
 
 _VERSIONS = {"": V1, "gptq": V1, "gptq_v2": V2}
 _FORMAT_KEYS = ("checkpoint_format", "format")
@@ -55,12 +57,20 @@ def check(config: QuantConfig) -> None:
         raise UnsupportedFormatError(
             f"{config.source}: GPTQ packed into {words} is not supported; what works: int32; quantise the model again"
         )
-    _claims_symmetry(config)
+    symmetric = _claims_symmetry(config)
+    if config.disputed and not symmetric:
+        raise CheckpointError(
+            f"{config.source} says that the checkpoint format is {config.format!r}, {config.disputed} says another, "
+            "and zero points of the two differ by one; correct the wrong one"
+        )
     _by_gptqmodel(config)
     for key in ("lm_head", "desc_act"):
         fields.flag(raw, key, False)
     _check_numbers(config)
-    for pattern in (rules := fields.section(raw, "dynamic")):
+    rules = fields.section(raw, "dynamic")
+    with located(config.source):
+        limit_patterns(rules)
+    for pattern in rules:
         _check_numbers(config.overridden(fields.section(rules, pattern)))
 
 
@@ -149,6 +159,8 @@ def _is_autoround_gptq(config: QuantConfig) -> bool:
 def _version(config: QuantConfig) -> str:
     if config.method not in METHODS:
         return V1 if autoround.packing(config) in autoround.GPTQ_PACKINGS else V2
+    if config.disputed:
+        return UNKNOWN
     version = _VERSIONS[config.format]
     return V1_WORDS if version == V1 and _by_gptqmodel(config) else version
 

@@ -10,7 +10,7 @@ import torch
 
 from appliance.kernels.repack import reorder_codes, transpose_words
 from appliance.quant.errors import CheckpointError
-from appliance.quant.gptq.layout import V1, V1_WORDS, V2
+from appliance.quant.gptq.layout import UNKNOWN, V1, V1_WORDS, V2
 from appliance.quant.hf.module import Layout, Module
 from appliance.quant.packing import packed_bytes, unpack_codes
 from appliance.quant.scheme import Mode
@@ -101,7 +101,7 @@ def _zeros(stored: torch.Tensor, module: Module, layout: Layout) -> torch.Tensor
     zeros = unpack_codes(_bit_rows(stored, rows, bits), bits, rows)
     first = int(zeros[0, 0])
     if layout.scheme.mode is Mode.SYM and first in (middle - 1, middle) and bool((zeros == first).all()):
-        if (first == middle) != (layout.format == V2):
+        if layout.format != UNKNOWN and (first == middle) != (layout.format == V2):
             log.warning(
                 "%s stores its zero points as %d, not as %s does: the tensors decide",
                 module.name,
@@ -109,6 +109,11 @@ def _zeros(stored: torch.Tensor, module: Module, layout: Layout) -> torch.Tensor
                 layout.format,
             )
         return None
+    if layout.format == UNKNOWN:
+        raise CheckpointError(
+            "zero points differ though the configurations say that they are symmetric, and these disagree on whether "
+            "their format is 'gptq' or 'gptq_v2', whose zero points differ by one; correct the wrong one"
+        )
     if layout.format == V1_WORDS and bits in _ONES:
         zeros = unpack_codes(_bit_rows(stored + _ONES[bits], rows, bits), bits, rows)
     elif layout.format in (V1, V1_WORDS):

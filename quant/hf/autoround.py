@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from appliance.quant import fields
 from appliance.quant.errors import UnsupportedFormatError
 from appliance.quant.hf.module import Advice, Layout, Module
@@ -45,12 +47,17 @@ def check(config: QuantConfig) -> None:
 def advise(config: QuantConfig, module: str) -> Advice:
     """The layer's own entry, else what holds for all; silent where a pattern might be meant for it."""
     extra = fields.section(config.raw, "extra_config")
-    if module not in extra and any(_PATTERN_CHARS & set(key) for key in extra):
+    if module not in extra and _has_patterns(config):
         return Advice()
     own = config.overridden(fields.section(extra, module))
     if own.bits is not None and own.bits >= _FLOAT_BITS:
         return Advice(quantized=False)
     return Advice(module in extra or None, own.bits, own.group_size)
+
+
+@lru_cache(maxsize=4)
+def _has_patterns(config: QuantConfig) -> bool:
+    return any(_PATTERN_CHARS & set(key) for key in fields.section(config.raw, "extra_config"))
 
 
 def layout(_module: Module, _config: QuantConfig) -> Layout | None:

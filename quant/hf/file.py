@@ -48,6 +48,8 @@ class TensorInfo:
     Attributes:
         dtype: safetensors' name of it, e.g. "BF16".
         offset: of its first byte, from the start of the file.
+        step, start: of what is stored, the rows start, start + step, …; 1 and 0 where it is all of it.
+        transposed: it is stored with its two dimensions exchanged.
     """
 
     name: str
@@ -56,9 +58,20 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    step: int = 1
+    start: int = 0
+    transposed: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the bytes that `read_bytes` gives."""
+        if self.step == 1 and not self.transposed:
+            return self.shape
+        shape = (self.shape[0] * self.step, *self.shape[1:])
+        return shape[::-1] if self.transposed else shape
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -91,14 +104,14 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_bytes(info: TensorInfo) -> npt.NDArray[np.uint8]:
-    """The raw bytes of a tensor.
+    """The raw bytes of what is stored.
 
     Raises:
         CheckpointError: the file was cut short meanwhile.
         OSError: it cannot be read.
     """
     with info.file.open("rb", buffering=0) as file:
-        return read_range(info.file, file.fileno(), info.name, info.offset, info.nbytes)
+        return read_range(info.file, file.fileno(), info.name, info.offset, info.nbytes * info.step)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

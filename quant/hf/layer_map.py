@@ -12,13 +12,18 @@ from appliance.quant import fields
 from appliance.quant.architectures import ARCHITECTURES, Architecture
 from appliance.quant.errors import CheckpointError, and_others, located
 from appliance.quant.hf import model_config
+from appliance.quant.hf.experts import unstack
 from appliance.quant.hf.file import TensorInfo
 from appliance.quant.hf.formats import Format, announced, find_layout
 from appliance.quant.hf.module import DENSE_DTYPES, Advice, Layout, Module
-from appliance.quant.hf.names import decoder_prefix, extra, module_name
+from appliance.quant.hf.names import as_saved, decoder_prefix, extra, module_name, vector_name
 from appliance.quant.hf.quant_config import QuantConfig, read_quant_config
 from appliance.quant.hf.shards import read_tensors
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
 from appliance.quant.slots import Slot, decoder_slots
+
+# Keys of config.json, and the layers that then have a bias.
+_BIASES = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +62,17 @@ def _sorted(folder: Path) -> LayerMap:
     config = model_config.read_config(folder)
     with located(folder / "config.json"):
         sizes = model_config.sizes(config)
-        eos_token_ids = model_config.eos_token_ids(folder, config)
+    eos_token_ids = model_config.eos_token_ids(folder, config, TokenizerFiles.read(folder))
     quant, notes = read_quant_config(folder, config)
     format_ = announced(quant)
     tensors = read_tensors(folder)
     prefix = decoder_prefix(tensors)
-    architecture = model_config.architecture(config)
-    slots = decoder_slots(sizes, ARCHITECTURES[architecture])
-    if not fields.flag(config, "tie_word_embeddings", False):
-        slots["head"] = replace(slots["head"], optional=False)
-    modules, vectors = _fill(slots, tensors, prefix, ARCHITECTURES[architecture])
+    architecture = as_saved(ARCHITECTURES[model_config.architecture(config)], tensors)
+    slots = _required(decoder_slots(sizes, architecture), config)
+    by_module = _by_module(tensors)
+    if architecture.experts is not None and sizes.experts is not None:
+        unstack(by_module, architecture.experts, sizes.experts.count)
+    modules, vectors = _fill(slots, by_module, prefix, architecture)
     layouts = {name: find_layout(module, quant) for name, module in modules.items()}
     used = {info.name for info in vectors.values()}
     for name, layout in layouts.items():
@@ -76,27 +82,44 @@ def _sorted(folder: Path) -> LayerMap:
     notes += format_.notes(quant)
     notes += tuple(_disagreements(format_, quant, modules, layouts))
     notes += tuple(_skipped(leftover, tensors, prefix, prediction_layers))
-    return LayerMap(config, architecture, quant, modules, layouts, vectors, eos_token_ids, notes)
+    return LayerMap(
+        config, model_config.architecture(config), quant, modules, layouts, vectors, eos_token_ids, notes
+    )
+
+
+def _required(slots: Mapping[str, Slot], config: Mapping[str, Any]) -> dict[str, Slot]:
+    """The slots, with none optional that the configuration says the model has."""
+    wanted = {"head"} if not fields.flag(config, "tie_word_embeddings", False) else set()
+    for key, stems in _BIASES.items():
+        if fields.flag(config, key, False):
+            wanted.update(f"{stem}.bias" for stem in stems)
+    return {
+        name: replace(slot, optional=slot.optional and name.split(".", 2)[-1] not in wanted)
+        for name, slot in slots.items()
+    }
 
 
 def _fill(
-    slots: Mapping[str, Slot], tensors: Mapping[str, TensorInfo], prefix: str, architecture: Architecture
+    slots: Mapping[str, Slot],
+    by_module: Mapping[str, Mapping[str, TensorInfo]],
+    prefix: str,
+    architecture: Architecture,
 ) -> tuple[dict[str, Module], dict[str, TensorInfo]]:
     """The matrices and the vectors that a model has, from the tensors that are there."""
     modules: dict[str, Module] = {}
     vectors: dict[str, TensorInfo] = {}
-    by_module = _by_module(tensors)
     for name, slot in slots.items():
-        module = module_name(name, prefix, architecture)
         if len(slot.shape) == 2:
-            own = {suffix: info for suffix, info in by_module[module].items() if suffix != "bias"}
+            module = module_name(name, prefix, architecture)
+            own = {suffix: info for suffix, info in by_module.get(module, {}).items() if suffix != "bias"}
             if own or not slot.optional:
                 modules[name] = Module(module, (slot.shape[0], slot.shape[1]), own)
         else:
-            suffix = "bias" if name.endswith(".bias") else "weight"
-            info = by_module[module].get(suffix)
+            tensor = vector_name(name, prefix, architecture)
+            module, _, suffix = tensor.rpartition(".")
+            info = by_module.get(module, {}).get(suffix)
             if info is not None or not slot.optional:
-                vectors[name] = _vector(f"{module}.{suffix}", info, slot)
+                vectors[name] = _vector(tensor, info, slot)
     return modules, vectors
 
 

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a model folder. No torch."""
+"""config.json of a model folder, and which tokens end generation. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from appliance.quant import fields
 from appliance.quant.architectures import ARCHITECTURES
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.json_file import read_json
-from appliance.quant.slots import Sizes
+from appliance.quant.hf.tokenizer_files import TokenizerFiles
+from appliance.quant.slots import ExpertSizes, Sizes
 
 # What transformers' own classes fill in where published files leave it out.
 _GEMMA3: Mapping[str, Any] = {
@@ -71,11 +72,34 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         key_dim=head_dim,
         value_dim=head_dim,
         vocab=fields.positive(config, "vocab_size"),
+        experts=expert_sizes(config),
     )
 
 
-def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends generation, of both configurations, sorted.
+def expert_sizes(config: Mapping[str, Any]) -> ExpertSizes | None:
+    """The experts of an architecture that has some, with the keys of transformers 4 or 5.
+
+    Raises:
+        CheckpointError: a size is missing, mistyped or impossible.
+    """
+    experts = ARCHITECTURES[architecture(config)].experts
+    if experts is None:
+        return None
+    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    step = fields.positive(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise CheckpointError(f"metadata 'mlp_only_layers' is {dense!r}, expected a list of layers")
+    layers = range(step - 1, fields.positive(config, "num_hidden_layers"), step)
+    return ExpertSizes(
+        count=fields.positive(config, key),
+        width=fields.positive(config, experts.width_key),
+        layers=frozenset(layers).difference(dense),
+    )
+
+
+def eos_token_ids(folder: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles) -> tuple[int, ...]:
+    """Every token that ends generation, of both configurations and of the tokeniser, sorted.
 
     Raises:
         CheckpointError: one of them is not in the vocabulary.
@@ -92,4 +116,10 @@ def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
                     f"{folder}: eos_token_id is {value!r}, expected ids below the vocabulary's size, {vocab}"
                 )
             found.add(token)
+    text = tokenizer.named("eos_token") if tokenizer.definition else None
+    if text:
+        index = tokenizer.ids().get(text)
+        if index is None or index >= vocab:
+            raise CheckpointError(f"{folder}: eos_token is {text!r}, but the vocabulary has no such token")
+        found.add(index)
     return tuple(sorted(found))

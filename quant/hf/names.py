@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from appliance.quant.architectures import Architecture
+from appliance.quant.architectures import Architecture, Experts
 from appliance.quant.errors import CheckpointError
 
 _WHOLE = {"embed": "embed_tokens", "final_norm": "norm"}
@@ -62,16 +63,43 @@ def decoder_prefix(tensors: Collection[str]) -> str:
     raise CheckpointError("tensor 'model.embed_tokens.weight' is missing")
 
 
+def as_saved(architecture: Architecture, tensors: Collection[str]) -> Architecture:
+    """With the name that the folder has for blocks of experts: transformers 5 calls every one `mlp` where it stacks
+    experts."""
+    experts = architecture.experts
+    if experts is None or any(f".{experts.block}." in name for name in tensors):
+        return architecture
+    return replace(architecture, experts=replace(experts, block="mlp"))
+
+
+def vector_name(name: str, prefix: str, architecture: Architecture) -> str:
+    """E.g. `layers.3.q.bias` → `model.layers.3.self_attn.q_proj.bias`."""
+    if name.endswith(".sinks"):
+        return f"{prefix}layers.{name.split('.')[1]}.self_attn.sinks"
+    suffix = ".bias" if name.endswith(".bias") else ".weight"
+    return module_name(name.removesuffix(".bias"), prefix, architecture) + suffix
+
+
 def module_name(name: str, prefix: str, architecture: Architecture) -> str:
-    """E.g. `layers.3.q` → `model.layers.3.self_attn.q_proj`; the name of a bias is its module's."""
-    name = name.removesuffix(".bias")
+    """E.g. `layers.3.q` → `model.layers.3.self_attn.q_proj`."""
     if name == "head":
         return "lm_head" if prefix != "language_model.model." else "language_model.lm_head"
     if name in _WHOLE:
         return prefix + _WHOLE[name]
-    _, layer, stem = name.split(".")
+    _, layer, stem, *expert = name.split(".")
+    if architecture.experts is not None and stem in ("router", "experts"):
+        return f"{prefix}layers.{layer}.{_expert_module(architecture.experts, expert)}"
     stems = _LAYER_POST_NORMS if architecture.post_norms else _LAYER
     return f"{prefix}layers.{layer}.{stems[stem]}"
+
+
+def _expert_module(experts: Experts, expert: list[str]) -> str:
+    """Of the router, or of a matrix of an expert, (number, name)."""
+    if not expert:
+        return f"{experts.block}.{experts.router}"
+    number, matrix = expert
+    matrices = {"gate": experts.gate, "up": experts.up, "down": experts.down}
+    return f"{experts.block}.experts.{number}.{matrices[matrix]}"
 
 
 def extra(tensor: str, prefix: str, prediction_layers: range) -> str:
@@ -83,6 +111,8 @@ def extra(tensor: str, prefix: str, prediction_layers: range) -> str:
     for part, what in _EXTRAS:
         if part in tensor:
             return what
-    if any(tensor.startswith(f"{prefix}layers.{layer}.") for layer in prediction_layers):
+    layer = tensor.removeprefix(f"{prefix}layers.").partition(".")[0]
+    # Short enough to be a number of a layer: the digits of others take Python long to read.
+    if layer.isascii() and layer.isdigit() and len(layer) < 9 and int(layer) in prediction_layers:
         return "a multi-token prediction head"
     return ""

@@ -17,9 +17,11 @@ _BITS = ("bits", "w_bit", "wbits")
 _GROUP_SIZE = ("group_size", "q_group_size")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class QuantConfig:
     """The claims of a configuration; None or "" where it is silent. Tensors decide, claims are compared.
+
+    Hashed by identity, so that what is made of a configuration can be kept by it.
 
     Attributes:
         source: the file's name.
@@ -27,6 +29,7 @@ class QuantConfig:
         group_size: -1 where a whole row is one group.
         format: the method's variant, lower-case, e.g. "gemm", "gptq_v2", "auto_round:auto_gptq".
         raw: everything.
+        disputed: another file that says another format; "" where none does.
     """
 
     source: str = ""
@@ -35,6 +38,7 @@ class QuantConfig:
     group_size: int | None = None
     format: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict)
+    disputed: str = ""
 
     def overridden(self, rule: Mapping[str, Any]) -> QuantConfig:
         """With the bits and the group size that a rule for some layers sets.
@@ -51,7 +55,7 @@ class QuantConfig:
 
 
 def read_quant_config(folder: Path, config: Mapping[str, Any]) -> tuple[QuantConfig, tuple[str, ...]]:
-    """The claims of config.json, or of the tool's own file where that is silent, and where the two disagree.
+    """The claims of config.json, of the tool's own file in what that is silent on, and where the two disagree.
 
     Raises:
         CheckpointError: a claim is mistyped, or a file is not JSON.
@@ -64,7 +68,24 @@ def read_quant_config(folder: Path, config: Mapping[str, Any]) -> tuple[QuantCon
     if not found:
         return QuantConfig(), ()
     first, *others = found
-    return first, tuple(note for other in others for note in _disagreements(first, other))
+    notes = tuple(note for other in others for note in _disagreements(first, other))
+    for other in others:
+        if other.method == first.method:
+            first = _completed(first, other)
+    return first, notes
+
+
+def _completed(first: QuantConfig, other: QuantConfig) -> QuantConfig:
+    """What the first says, then what the other adds to it."""
+    return replace(
+        first,
+        bits=other.bits if first.bits is None else first.bits,
+        group_size=other.group_size if first.group_size is None else first.group_size,
+        format=first.format or other.format,
+        disputed=first.disputed
+        or (other.source if other.format not in ("", first.format or other.format) else ""),
+        raw={**other.raw, **first.raw},
+    )
 
 
 def _parse(folder: Path, name: str, raw: Mapping[str, Any]) -> QuantConfig:

@@ -66,5 +66,7 @@ def read_module(module: Module, layout: Layout) -> Weight:
 
 
 def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """A tensor as it is stored."""
-    return torch.from_numpy(read_bytes(info)).view(_DTYPES[info.dtype]).view(info.shape)
+    """A tensor, contiguous."""
+    stored = torch.from_numpy(read_bytes(info)).view(_DTYPES[info.dtype]).view(info.stored_shape)
+    rows = stored.t() if info.transposed else stored
+    return rows[info.start :: info.step].contiguous()

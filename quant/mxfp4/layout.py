@@ -1,7 +1,7 @@
 """How gpt-oss stores the weights of its experts, from headers. No torch.
 
-`blocks` uint8 [E, N, K / 32, 16] holds codes of 4 bits (OCP microscaling formats, FP4 E2M1), the low nibble first,
-`scales` uint8 [E, N, K / 32] exponents; the experts are stacked along the rows of one matrix [E * N, K].
+`blocks` uint8 [N, K / 32, 16] holds codes of 4 bits (OCP microscaling formats, FP4 E2M1), the low nibble first,
+`scales` uint8 [N, K / 32] exponents.
 """
 
 from __future__ import annotations
@@ -42,15 +42,12 @@ def layout(module: Module, _config: QuantConfig) -> Layout | None:
     if "blocks" not in module.tensors:
         return None
     rows, columns = module.shape
-    shape = module.tensors["blocks"].shape
-    if columns % _GROUP or len(shape) != 4 or shape[0] * shape[1] != rows:
+    if columns % _GROUP:
         raise CheckpointError(
-            f"{module.file}: tensor {module.name + '.blocks'!r} is {module.tensors['blocks']}, expected U8 "
-            f"[experts, rows, {columns} / {_GROUP}, {_GROUP // 2}] with {rows} rows in all experts"
+            f"{module.file}: {module.name} has {columns} inputs, expected a multiple of {_GROUP}"
         )
-    groups = columns // _GROUP
-    module.expect("blocks", ("U8",), (*shape[:2], groups, _GROUP // 2))
-    module.expect("scales", ("U8",), (*shape[:2], groups))
+    module.expect("blocks", ("U8",), (rows, columns // _GROUP, _GROUP // 2))
+    module.expect("scales", ("U8",), (rows, columns // _GROUP))
     return Layout(FORMAT, _SCHEME, ("blocks", "scales"))
 
 

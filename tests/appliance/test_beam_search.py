@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_model import write_model
 
 from appliance import LLM, BeamSearchParams, SamplingParams
 from appliance.engine.errors import ParameterError
@@ -102,3 +103,13 @@ def test_parameters_of_another_kind_are_refused(path: str) -> None:
     llm = LLM(path, kv_cache_memory_bytes=2**20)
     with pytest.raises(ParameterError, match="expected BeamSearchParams, found dict"):
         llm.beam_search([[5]], {"beam_width": 2, "max_tokens": 2})  # type: ignore[arg-type]
+
+
+def test_a_continuation_keeps_the_space_that_it_begins_with(tmp_path: Path) -> None:
+    """A whole text of this tokeniser would lose it."""
+    with LLM(str(write_model(tmp_path / "m", hidden=64, layers=1)), kv_cache_memory_bytes=2**20) as llm:
+        (word,) = llm.tokenizer.encode("the", parse_special=False, add_bos=False)
+        prompt, params = [word] * 3, BeamSearchParams(beam_width=1, max_tokens=2, ignore_eos=True)
+        (output,) = llm.beam_search([prompt], params)
+    assert output.sequences[0].tokens == (word,) * 5
+    assert output.sequences[0].text == " the the"

@@ -100,7 +100,7 @@ def test_without_a_daemon_it_starts_one_and_ends_it(starter_models_dir: Path, tm
 class Terminal:
     """A person at a terminal."""
 
-    def __init__(self, arguments: list[str], environ: dict[str, str], home: Path) -> None:
+    def __init__(self, arguments: list[str], environ: dict[str, str], home: Path, kind: str = "dumb") -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             arguments,
@@ -108,7 +108,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=home,
-            env={**environ, "TERM": "dumb"},
+            env={**environ, "TERM": kind},
             start_new_session=True,
             preexec_fn=lambda: os.set_blocking(0, True),
         )

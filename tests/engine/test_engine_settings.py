@@ -192,3 +192,11 @@ def test_max_model_len_is_served_and_said_where_it_is_more_than_the_model_has(mo
     engine = start(model, max_model_len=100_000)
     assert engine.info.max_model_len == engine.info.model_context_len
     assert "max_model_len asks for 100000" in engine.info.notes[0]
+
+
+@pytest.mark.parametrize(("asked", "served"), [(None, 64), (50, 50), (64, 64), (200, 200), (999, 256)])
+def test_frequencies_for_long_contexts_are_served_when_asked_for(
+    asked: int | None, served: int, golden: Path
+) -> None:
+    engine = start(str(golden / "arch_phi3"), max_model_len=asked, kv_cache_memory_bytes=2**24)
+    assert engine.info.max_model_len == served

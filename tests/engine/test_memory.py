@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.engine.errors import MemoryPlanError
-from appliance.engine.memory import MemoryPlan, plan_memory
+from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 
 
 def plan(**changes: Any) -> MemoryPlan:
     given: dict[str, Any] = {
         "free_bytes": 2**34,
-        "block_bytes": 2**20,
+        "groups": [GroupNeed(2**20)],
         "block_size": 16,
+        "chunk": 128,
         "model_context_len": 8192,
         "max_model_len": None,
         "max_num_seqs": 64,
@@ -26,12 +27,12 @@ def plan(**changes: Any) -> MemoryPlan:
 
 
 def test_ample_memory_serves_the_models_context() -> None:
-    assert plan() == MemoryPlan(num_blocks=4096, max_model_len=8192, note="")
+    assert plan() == MemoryPlan(num_blocks=(4096,), max_model_len=8192, note="")
 
 
 def test_a_context_larger_than_the_pool_is_served_as_far_as_the_pool_goes() -> None:
     got = plan(kv_cache_memory_bytes=100 * 2**20)
-    assert (got.num_blocks, got.max_model_len) == (100, 1600)
+    assert (got.num_blocks, got.max_model_len) == ((100,), 1600)
     assert "1600" in got.note
     assert "8192" in got.note
 
@@ -45,11 +46,11 @@ def test_asking_for_more_than_the_model_has_is_said() -> None:
 @pytest.mark.parametrize(("block_size", "max_model_len"), [(32, 32), (16, 16), (64, 40)])
 def test_one_short_sequence_is_no_reason_to_refuse(block_size: int, max_model_len: int) -> None:
     got = plan(max_num_seqs=1, max_model_len=max_model_len, block_size=block_size)
-    assert (got.num_blocks, got.max_model_len) == (2, max_model_len)
+    assert (got.num_blocks, got.max_model_len) == ((2,), max_model_len)
 
 
 def test_no_more_blocks_than_all_sequences_could_fill() -> None:
-    assert plan(max_num_seqs=2, max_model_len=160).num_blocks == 20
+    assert plan(max_num_seqs=2, max_model_len=160).num_blocks == (20,)
 
 
 @pytest.mark.parametrize("size", [2**20, 2**40])
@@ -68,9 +69,9 @@ def test_more_memory_and_shorter_contexts_never_fit_worse(a: int, b: int, long: 
 
 
 def test_a_share_replaces_the_modest_default() -> None:
-    assert plan(share=0.1, max_num_seqs=1024).num_blocks == 2**34 // 10 // 2**20
-    assert plan(share=0.5, max_num_seqs=1024).num_blocks == 2**13
-    assert plan(share=0.5, kv_cache_memory_bytes=100 * 2**20).num_blocks == 100
+    assert plan(share=0.1, max_num_seqs=1024).num_blocks == (2**34 // 10 // 2**20,)
+    assert plan(share=0.5, max_num_seqs=1024).num_blocks == (2**13,)
+    assert plan(share=0.5, kv_cache_memory_bytes=100 * 2**20).num_blocks == (100,)
 
 
 @given(st.floats(0.001, 0.95), st.floats(0.001, 0.95), st.integers(2**33, 2**36))

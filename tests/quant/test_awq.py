@@ -15,7 +15,6 @@ import torch
 from awq_files import Tensors, pack_gemm, pack_gemv, pack_gemv_fast, pack_marlin, write_module
 
 from appliance.quant.awq import layout as awq
-from appliance.quant.awq import nibbles
 from appliance.quant.awq import read as read_awq
 from appliance.quant.errors import CheckpointError, UnsupportedFormatError
 from appliance.quant.hf.checkpoint import HFCheckpoint
@@ -116,7 +115,6 @@ def test_codes_come_back_from_every_order(
 ) -> None:
     if small:
         monkeypatch.setattr(read_awq, "CHUNK_WORDS", 128)
-        monkeypatch.setattr(nibbles, "_TILE_COLUMNS", 3)
     codes, zeros, scales = values(rows, columns, size, 8 if variant == awq.MARLIN else None)
     tensors = pack(variant, (codes, zeros, scales), width)
     format_, weight = read(tmp_path, tensors, (rows, columns), config(variant, group_size=size))
