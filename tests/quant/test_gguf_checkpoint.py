@@ -118,9 +118,9 @@ def set_tensor(name: str, value: np.ndarray) -> Callable[[dict[str, Any], dict[s
     ("change", "error", "message"),
     [
         (
-            set_meta("general.architecture", "qwen3"),
+            set_meta("general.architecture", "mamba"),
             UnsupportedFormatError,
-            "'qwen3' is not supported; what works: llama",
+            "'mamba' is not supported; what works: llama",
         ),
         (
             set_tensor("rope_freqs.weight", np.ones(2, np.float32)),
