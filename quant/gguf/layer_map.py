@@ -46,7 +46,7 @@ def read_layer_map(file: GGUFFile) -> LayerMap:
             raise UnsupportedFormatError(f"one of {parts} parts; merge them into one file first (gguf-split)")
         architecture = fields.text(file.metadata, "general.architecture")
         if architecture not in GGUF_ARCHITECTURES:
-            known = ", ".join(GGUF_ARCHITECTURES)
+            known = ", ".join(sorted(GGUF_ARCHITECTURES))
             raise UnsupportedFormatError(
                 f"architecture {architecture!r} is not supported; what works: {known}"
             )

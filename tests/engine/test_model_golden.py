@@ -104,10 +104,10 @@ def test_rope_scaling_and_other_architectures_are_refused_by_name() -> None:
         metadata, names = checkpoint.metadata, frozenset(checkpoint.names())
     with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama"):
         read_spec("mamba", metadata, names)
-    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.type is 'yarn'"):
-        read_spec("llama", {**metadata, "llama.rope.scaling.type": "yarn"}, names)
-    with pytest.raises(UnsupportedModelError, match="expert_count"):
-        read_spec("llama", {**metadata, "llama.expert_count": 8}, names)
+    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.type is 'ntk'"):
+        read_spec("llama", {**metadata, "llama.rope.scaling.type": "ntk"}, names)
+    with pytest.raises(UnsupportedModelError, match="expert_group_count is 8"):
+        read_spec("llama", {**metadata, "llama.expert_group_count": 8}, names)
     with pytest.raises(
         UnsupportedModelError, match=r"attention\.sliding_window is 4096, which is not supported"
     ):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from appliance.kernels.gated_product import silu_mul
+from appliance.kernels.gated_product import gelu_mul, gelu_tanh_mul, silu_mul
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
 
@@ -34,6 +36,13 @@ def test_silu_mul_takes_the_gate_from_the_first_half() -> None:
     assert (silu_mul(torch.cat([gate, up], dim=1)) - expected).abs().max() < 8 * EPS32 * expected.abs().max()
 
 
+@pytest.mark.parametrize(("op", "name"), [(gelu_mul, "none"), (gelu_tanh_mul, "tanh")])
+def test_gelu_mul_agrees_with_torch(op: Callable[[torch.Tensor], torch.Tensor], name: str) -> None:
+    gate, up = 3 * torch.randn(5, 33), torch.randn(5, 33)
+    expected = torch.nn.functional.gelu(gate.double(), approximate=name) * up.double()
+    assert (op(torch.cat([gate, up], dim=1)) - expected).abs().max() < 8 * EPS32 * expected.abs().max()
+
+
 @pytest.mark.parametrize("theta", [10_000.0, 100_000.0])
 def test_rope_agrees_with_transformers(theta: float) -> None:
     config = LlamaConfig(
@@ -54,15 +63,18 @@ def test_rope_agrees_with_transformers(theta: float) -> None:
         assert torch.allclose(rows, expected[0].transpose(0, 1), atol=4096 * EPS32)
 
 
+@pytest.mark.parametrize("op", [silu_mul, gelu_mul, gelu_tanh_mul, torch.tanh])
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 6])
-@pytest.mark.parametrize("width", [1536, 8192, 14336])
-def test_silu_mul_does_not_depend_on_how_threads_share_it(threads: int, width: int) -> None:
+@pytest.mark.parametrize("width", [33, 1536, 8192, 14336])
+def test_products_and_caps_do_not_depend_on_how_threads_share_them(
+    op: Callable[[torch.Tensor], torch.Tensor], threads: int, width: int
+) -> None:
     before = torch.get_num_threads()
     x = torch.randn(32, 2 * width)
     try:
         torch.set_num_threads(threads)
-        together = silu_mul(x)
-        alone = torch.cat([silu_mul(x[i : i + 1]) for i in range(32)])
+        together = op(x)
+        alone = torch.cat([op(x[i : i + 1]) for i in range(32)])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, alone)

@@ -120,12 +120,12 @@ def set_tensor(name: str, value: np.ndarray) -> Callable[[dict[str, Any], dict[s
         (
             set_meta("general.architecture", "mamba"),
             UnsupportedFormatError,
-            "'mamba' is not supported; what works: llama",
+            "'mamba' is not supported; what works: .*gemma3",
         ),
         (
-            set_tensor("rope_freqs.weight", np.ones(2, np.float32)),
-            UnsupportedFormatError,
-            "'rope_freqs.weight'",
+            set_tensor("rope_freqs.weight", np.ones(2, np.float16)),
+            CheckpointError,
+            "'rope_freqs.weight' has type F16 and shape (2,), expected F32 of one dimension",
         ),
         (set_tensor("blk.2.odd", np.ones(2, np.float32)), UnsupportedFormatError, "'blk.2.odd'"),
         (set_tensor("output.weight", np.ones((5, 8), np.float64)), UnsupportedFormatError, "has type F64"),
