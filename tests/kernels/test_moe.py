@@ -27,7 +27,9 @@ def test_weights_are_probabilities_of_the_most_likely(experts: int, top_k: int, 
 def test_large_logits_do_not_overflow() -> None:
     chosen, weights = route(torch.tensor([[3e4, -3e4, 3e4 - 1.0]]), 2, True)
     assert chosen.tolist() == [[0, 2]]
-    assert torch.allclose(weights, torch.tensor([[1.0, 0.0]]) + torch.tensor([[-1, 1]]) * torch.sigmoid(torch.tensor(-1.0)))
+    assert torch.allclose(
+        weights, torch.tensor([[1.0, 0.0]]) + torch.tensor([[-1, 1]]) * torch.sigmoid(torch.tensor(-1.0))
+    )
 
 
 def test_a_rows_experts_do_not_depend_on_its_neighbours() -> None:
@@ -43,7 +45,9 @@ def test_a_rows_experts_do_not_depend_on_its_neighbours() -> None:
     together = run_experts(x, chosen, weights, run)
     exact = sum(
         weights[:, k, None].double()
-        * torch.stack([row.double() @ matrices[e].double() for row, e in zip(x, chosen[:, k].tolist(), strict=True)])
+        * torch.stack(
+            [row.double() @ matrices[e].double() for row, e in zip(x, chosen[:, k].tolist(), strict=True)]
+        )
         for k in range(top_k)
     )
     assert isinstance(exact, torch.Tensor)
