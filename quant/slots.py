@@ -102,7 +102,7 @@ def decoder_slots(sizes: Sizes, architecture: Architecture) -> dict[str, Slot]:
 
 def _vectors(sizes: Sizes, architecture: Architecture) -> dict[str, int]:
     """A layer's norms and their widths."""
-    vectors = {}
+    vectors: dict[str, int] = {}
     for present, names in (
         (architecture.pre_norms, ("attn_norm", "mlp_norm")),
         (architecture.post_norms, ("attn_post_norm", "mlp_post_norm")),
