@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_model_golden import GOLDEN, assert_close, load
 
 from appliance.engine.batch import build_batch
@@ -116,6 +116,16 @@ def test_what_the_configuration_says_of_experts_is_read() -> None:
         spec_of("arch_mixtral", hidden_act="relu6")
     with pytest.raises(UnsupportedModelError, match="layer_types names 'chunked_attention'"):
         spec_of("arch_gpt_oss", layer_types=["chunked_attention"] * 2)
+
+
+def test_missing_biases_of_experts_are_refused(tmp_path: Path) -> None:
+    for stem in ("router.bias", "experts.down_proj_bias"):
+        folder = spelled("arch_gpt_oss", "config.json", tmp_path)
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[f"model.layers.1.mlp.{stem}"]
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.\S+bias' is missing, expected"):
+            HFCheckpoint(folder)
 
 
 def test_impossible_experts_are_refused(tmp_path: Path) -> None:

@@ -182,6 +182,11 @@ def test_what_gguf_says_of_experts_is_read_or_refused(tmp_path: Path) -> None:
     write_gguf(path, "gpt-oss", metadata | {"gpt-oss.expert_count": 2**20}, weights, "F32")
     with pytest.raises(CheckpointError, match="1048576 experts, expected at most 1024"):
         GGUFCheckpoint(path)
+    biases = weights.pop("blk.1.ffn_up_exps.bias")
+    write_gguf(path, "gpt-oss", metadata, weights, "F32")
+    with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up_exps\.bias' is missing$"):
+        GGUFCheckpoint(path)
+    weights["blk.1.ffn_up_exps.bias"] = biases
     del weights["blk.1.ffn_up_exps.weight"]
     write_gguf(path, "gpt-oss", metadata, weights, "F32")
     with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up_exps\.weight' is missing$"):
