@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_engine import run, start
 from test_model_golden import GOLDEN, assert_close, load
 
 from appliance.engine.batch import build_batch
@@ -81,6 +82,15 @@ def test_greedy_tokens_agree_with_transformers(name: str) -> None:
             {place: (tokens[-1:], len(rows[place]) + len(tokens) - 1) for place, tokens in enumerate(greedy)},
         )
     assert greedy == expected["greedy"].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_engine_says_what_transformers_says_in_chunks_and_among_strangers(name: str) -> None:
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    rows = real_rows(expected)
+    engine = start(str(GOLDEN / name), max_num_batched_tokens=16, block_size=8)
+    prompts = [*rows, [7, 90, 33] * 20, rows[0][:9], [64] * 40]
+    assert [list(text) for text in run(engine, prompts, max_tokens=16)[:2]] == expected["greedy"].tolist()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
