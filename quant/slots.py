@@ -96,13 +96,14 @@ def decoder_slots(sizes: Sizes, architecture: Architecture) -> dict[str, Slot]:
         sparse = sizes.experts is not None and layer in sizes.experts.layers
         for name, (rows, columns, heads) in (attention | (experts if sparse else mlp)).items():
             slots[p + name] = Slot((rows, columns), rope_heads=heads)
-            slots[p + name + ".bias"] = Slot((rows,), optional=True, rope_heads=heads)
+            needed = name in experts and architecture.experts is not None and architecture.experts.biases
+            slots[p + name + ".bias"] = Slot((rows,), optional=not needed, rope_heads=heads)
     return slots
 
 
 def _vectors(sizes: Sizes, architecture: Architecture) -> dict[str, int]:
     """A layer's norms and their widths."""
-    vectors = {}
+    vectors: dict[str, int] = {}
     for present, names in (
         (architecture.pre_norms, ("attn_norm", "mlp_norm")),
         (architecture.post_norms, ("attn_post_norm", "mlp_post_norm")),
