@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ BLOCK_BYTES = 2 * KV_HEADS * BLOCK * HEAD_DIM * 4  # of one layer, in float32
 # Two groups that give blocks back and one that doesn't; and none that doesn't.
 MIXED, ALL_WINDOWS = (20, 0, 20, 9), (9, 20, 9, 20)
 PROMPTS = [
-    [3 + (7 * p + i * (p + 3)) % 60 for i in range(length)] for p, length in enumerate((90, 33, 61, 5))
+    [3 + (7 * p + i * (p + 3)) % 60 for i in range(length)] for p, length in enumerate((90, 4, 33, 3, 5))
 ]
 Start = Callable[..., Engine]
 
@@ -77,6 +77,13 @@ def one_group(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
     return (KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, dtype),)
 
 
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts an engine on the model with the given windows; `whole`: all layers keep everything, in one group."""
@@ -86,8 +93,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         layers = tuple(LayerSpec(window=window) for window in windows)
         monkeypatch.setattr(runner, "read_spec", lambda *args: replace(read_spec(*args), layers=layers))
         monkeypatch.setattr(runner, "kv_groups", one_group if whole else kv_groups)
-        settings = {"block_size": BLOCK, "max_num_batched_tokens": 32, "max_num_seqs": 6, **config}
-        return Engine(EngineConfig(model_path=str(folder), **settings))
+        settings = {"block_size": BLOCK, "max_num_batched_tokens": 32, "max_num_seqs": 6, "num_threads": 1}
+        return Engine(EngineConfig(model_path=str(folder), **{**settings, **config}))
 
     return start
 
@@ -96,7 +103,7 @@ def run(
     engine: Engine, prompts: list[list[int]] = PROMPTS, **sampling: Any
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     for index, prompt in enumerate(prompts):
-        params = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True, "seed": 100 + index, **sampling}
+        params = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True, "seed": 100 + index, **sampling}
         engine.add(
             Request(
                 id=str(index), prompt_ids=tuple(prompt), sampling=SamplingParams(**params), arrived_at=index
@@ -118,34 +125,32 @@ def test_text_is_that_of_one_group_whatever_the_chunks_the_cache_and_the_memory(
 ) -> None:
     expected = run(start(windows, whole=True, enable_prefix_caching=False))
     assert expected != run(start((0, 0, 0, 0), enable_prefix_caching=False)), "windows must matter"
-    for chunk in (6, 11, 128):
+    for chunk in (7, 128):
         assert run(start(windows, enable_prefix_caching=False, max_num_batched_tokens=chunk)) == expected
     cached = start(windows)
     assert run(cached) == expected
     assert run(cached) == expected
-    assert cached.stats().prefix_hit_tokens_total == 88 + 32 + 56
-    further = [prompt + [9, 8, 7] for prompt in PROMPTS]
+    assert cached.stats().prefix_hit_tokens_total == 88 + 32
+    further = [[*prompt, 9, 8, 7] for prompt in PROMPTS[::2]]
     assert run(cached, further) == run(start(windows, whole=True), further)
-    tight = start(windows, kv_cache_memory_bytes=64 * BLOCK_BYTES)
+    tight = start(windows, kv_cache_memory_bytes=40 * BLOCK_BYTES)
     assert run(tight) == expected
     assert tight.stats().preemptions_total > 0
-    assert run(tight) == expected
-    assert tight.stats().prefix_hit_tokens_total > 0
 
 
 @pytest.mark.parametrize("windows", [MIXED, ALL_WINDOWS])
 def test_continuations_are_those_of_one_group(start: Start, windows: tuple[int, ...]) -> None:
-    expected = run(start(windows, whole=True), PROMPTS[:2], n=4, max_tokens=20)
+    expected = run(start(windows, whole=True), PROMPTS[:2], n=4, max_tokens=12)
     assert len(set(expected.values())) == 8
-    for config in ({}, {"max_num_seqs": 2}, {"kv_cache_memory_bytes": 64 * BLOCK_BYTES}):
-        assert run(start(windows, **config), PROMPTS[:2], n=4, max_tokens=20) == expected
+    for config in ({}, {"max_num_seqs": 2}, {"kv_cache_memory_bytes": 40 * BLOCK_BYTES}):
+        assert run(start(windows, **config), PROMPTS[:2], n=4, max_tokens=12) == expected
 
 
-def beams(engine: Engine, width: int = 3, length: int = 24) -> list[tuple[int, ...]]:
+def beams(engine: Engine, width: int = 3, length: int = 12) -> list[tuple[int, ...]]:
     """The most likely texts found by a search that steers the engine."""
     sampling = SamplingParams(temperature=0.0, max_tokens=length + 1, logprobs=2 * width, ignore_eos=True)
     engine.add(
-        Request(id="b", prompt_ids=tuple(PROMPTS[2]), sampling=sampling, arrived_at=0.0, is_steered=True)
+        Request(id="b", prompt_ids=tuple(PROMPTS[0]), sampling=sampling, arrived_at=0.0, is_steered=True)
     )
     found: dict[int, tuple[tuple[int, ...], float]] = {0: ((), 0.0)}
     for _ in range(length):
@@ -174,7 +179,7 @@ def test_steered_beams_are_those_of_one_group(start: Start, config: dict[str, An
 
 def test_blocks_in_use_stay_bounded_as_the_context_grows(start: Start) -> None:
     engine = start(MIXED, enable_prefix_caching=False)
-    sampling = SamplingParams(max_tokens=330, ignore_eos=True, seed=1)
+    sampling = SamplingParams(max_tokens=120, ignore_eos=True, seed=1)
     engine.add(Request(id="r", prompt_ids=tuple(PROMPTS[0] * 2), sampling=sampling, arrived_at=0.0))
     used = []
     while engine.has_work:
@@ -182,7 +187,7 @@ def test_blocks_in_use_stay_bounded_as_the_context_grows(start: Start) -> None:
         used.append([pool.num_used for pool in engine.scheduler.kv.pools])
         engine.run(plan)
     full, short, long = zip(*used, strict=True)
-    assert max(full) == 64  # 510 tokens of which the last is not computed
+    assert max(full) == 38  # 300 tokens, of which the last is not computed
     # Windows of 9 and 20 and chunks of 32 tokens: 40 and 51 consecutive tokens in blocks of 8.
     assert (max(short), max(long)) == (6, 8)
     # One token at a time sees 9 and 20 tokens.
