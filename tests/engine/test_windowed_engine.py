@@ -146,6 +146,21 @@ def test_continuations_are_those_of_one_group(start: Start, windows: tuple[int, 
         assert run(start(windows, **config), PROMPTS[:2], n=4, max_tokens=12) == expected
 
 
+def test_nothing_that_a_sequence_does_not_hold_reaches_its_text(start: Start) -> None:
+    expected = run(start(MIXED, whole=True), PROMPTS[:1])
+    engine = start(MIXED, enable_prefix_caching=False)
+    step = engine.step
+
+    def poisoned() -> Any:
+        for group, pool in enumerate(engine._runner._executor._pools):
+            held = {block_id for seq in engine.scheduler.running for block_id in seq.tables[group]}
+            pool[[block_id for block_id in range(len(pool)) if block_id not in held]] = float("nan")
+        return step()
+
+    engine.step = poisoned  # type: ignore[method-assign]
+    assert run(engine, PROMPTS[:1]) == expected
+
+
 def beams(engine: Engine, width: int = 3, length: int = 12) -> list[tuple[int, ...]]:
     """The most likely texts found by a search that steers the engine."""
     sampling = SamplingParams(temperature=0.0, max_tokens=length + 1, logprobs=2 * width, ignore_eos=True)
