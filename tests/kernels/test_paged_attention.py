@@ -10,7 +10,7 @@ import torch
 
 from appliance.engine.batch import Batch, build_batch
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow, StepPlan
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.paged_attention import kv_tiles, kv_write, paged_attention
 
@@ -21,11 +21,17 @@ class Memory:
     """A pool with the keys and values of some sequences in randomly placed blocks, everything else poisoned."""
 
     def __init__(
-        self, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, block_size: int
+        self,
+        lengths: Sequence[int],
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        window: int = 0,
     ) -> None:
         layout = KVLayout((KVGroup((3, 5), kv_heads, head_dim, torch.float32),), block_size)
         self.pool = layout.allocate(0, NUM_BLOCKS)
-        self.block_size, self.heads = block_size, heads
+        self.block_size, self.heads, self.window = block_size, heads, window
         free = random.Random(1).sample(range(NUM_BLOCKS), NUM_BLOCKS)
         self.tables = [tuple(free.pop() for _ in range(-(-length // block_size))) for length in lengths]
         for block in free:
@@ -55,19 +61,20 @@ class Memory:
     def attend(self, q: torch.Tensor, batch: Batch, layer: int) -> torch.Tensor:
         tables = batch.groups[0].tables
         scale = q.shape[-1] ** -0.5
-        return paged_attention(
-            q, self.pool, layer, batch.query_rows, batch.query_positions, tables, batch.active, scale
-        )
+        rows, positions = batch.query_rows, batch.query_positions
+        return paged_attention(q, self.pool, layer, rows, positions, tables, batch.active, scale, self.window)
 
     def exact(self, s: int) -> torch.Tensor:
-        """softmax(q · kᵀ / sqrt(d) + causal mask) · v in float64, for a whole sequence."""
+        """softmax(q · kᵀ / sqrt(d) + causal and window mask) · v in float64, for a whole sequence."""
         length, kv_heads, head_dim = self.keys[s].shape
         group = self.heads // kv_heads
         q = self.queries[s].double().transpose(0, 1)
         k = self.keys[s].double().repeat_interleave(group, dim=1).transpose(0, 1)
         v = self.values[s].double().repeat_interleave(group, dim=1).transpose(0, 1)
         scores = q @ k.transpose(1, 2) / head_dim**0.5
-        scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        seen = seen.triu(1 - self.window) if self.window else seen
+        scores.masked_fill_(~seen, float("-inf"))
         return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
@@ -101,6 +108,21 @@ def test_a_row_is_the_same_bits_in_chunks_in_batches_and_alone(
     mixed = memory.run([(2, 330, 333), (0, 199, 200), (1, 13, 90)])
     expected = [reference[2][330:], reference[0][199:], reference[1][13:]]
     assert all(torch.equal(got, want) for got, want in zip(mixed, expected, strict=True))
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 100])
+def test_a_window_hides_what_lies_before_it_and_what_was_given_back_is_not_read(window: int) -> None:
+    torch.manual_seed(6)
+    memory = Memory([200], 4, 2, 32, 16, window)
+    (reference,) = memory.run([(0, 0, 200)])
+    assert (reference - memory.exact(0)).abs().max() < 64 * torch.finfo(torch.float32).eps
+    (table,) = memory.tables
+    for start in (15, 16, 17, 79, 80, 128, 199):
+        behind = max(0, start - window + 1) // 16
+        memory.pool[list(table[:behind])] = float("nan")
+        memory.tables[0] = (*[HOLE] * behind, *table[behind:])
+        stop = min(start + 9, 200)
+        assert torch.equal(memory.run([(0, start, stop)])[0], reference[start:stop]), start
 
 
 def test_writing_touches_only_its_layer_and_places() -> None:
