@@ -10,7 +10,7 @@ import torch
 
 from appliance.engine.batch import Batch, build_batch
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow, StepPlan
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.paged_attention import kv_tiles, kv_write, paged_attention
 
@@ -68,7 +68,7 @@ class Memory:
         return paged_attention(q, self.pool, *where, scale, self.window, sinks=self.sinks)
 
     def exact(self, s: int) -> torch.Tensor:
-        """softmax(q · kᵀ / sqrt(d) + causal mask) · v in float64, for a whole sequence."""
+        """softmax(q · kᵀ / sqrt(d) + causal and window mask) · v in float64, for a whole sequence."""
         length, kv_heads, head_dim = self.keys[s].shape
         group = self.heads // kv_heads
         q = self.queries[s].double().transpose(0, 1)
@@ -131,6 +131,21 @@ def test_sinks_take_their_share_of_attention(height: float, window: int) -> None
     mixed = memory.run([(2, 129, 130), (3, 290, 300)])
     assert torch.equal(mixed[0], reference[2][129:])
     assert torch.equal(mixed[1], reference[3][290:])
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 100])
+def test_a_window_hides_what_lies_before_it_and_what_was_given_back_is_not_read(window: int) -> None:
+    torch.manual_seed(6)
+    memory = Memory([200], 4, 2, 32, 16, window=window)
+    (reference,) = memory.run([(0, 0, 200)])
+    assert (reference - memory.exact(0)).abs().max() < 64 * torch.finfo(torch.float32).eps
+    (table,) = memory.tables
+    for start in (15, 16, 17, 79, 80, 128, 199):
+        behind = max(0, start - window + 1) // 16
+        memory.pool[list(table[:behind])] = float("nan")
+        memory.tables[0] = (*[HOLE] * behind, *table[behind:])
+        stop = min(start + 9, 200)
+        assert torch.equal(memory.run([(0, start, stop)])[0], reference[start:stop]), start
 
 
 def test_writing_touches_only_its_layer_and_places() -> None:
