@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from awq import AutoAWQForCausalLM
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 class Recorder(AwqQuantizer):
     """Keeps the rounded weights that the quantiser packs."""
 
-    rounded: dict[str, torch.Tensor] = {}  # noqa: RUF012: AutoAWQ makes the instance.
+    rounded: ClassVar[dict[str, torch.Tensor]] = {}
 
     def _apply_quant(self, module: Any, named_linears: dict[str, Any]) -> None:
         super()._apply_quant(module, named_linears)
