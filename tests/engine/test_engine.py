@@ -207,7 +207,7 @@ def test_weights_that_are_not_numbers_are_refused_by_name(golden: Path, tmp_path
     data[at : at + 2] = b"\x00\x7e"  # NaN in half precision
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"layers\.0\.down hold values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"layers\.0\.down holds values that are not finite"):
         start(str(path))
 
 
