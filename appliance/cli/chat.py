@@ -12,16 +12,26 @@ from typing import Any
 
 import httpx
 
+from appliance.cli.console import note
 from appliance.names import ModelError
 
+# The code of the daemon's refusal to chat.
+NO_TEMPLATE = "no_chat_template"
 # A model may think for long about its first token; the daemon has a limit of its own.
 TIMEOUT = httpx.Timeout(None, connect=5.0)
+
+# What a model without a chat template writes after a text: it rarely comes to an end by itself.
+CONTINUATION_TOKENS = 128
 
 Message = dict[str, str]
 
 
 class ChatError(ModelError):
-    """The daemon refused or ended a request, or went away; the message is its own."""
+    """The daemon refused or ended a request, or went away; the message and the code are its own."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ChatClient:
@@ -82,14 +92,25 @@ class ChatClient:
     def answer(
         self, model: str, temperature: float | None, messages: list[Message]
     ) -> Generator[str, None, None]:
-        """The pieces of an answer as they come.
+        """The pieces of an answer as they come; of a model that cannot chat, what it writes after the messages.
 
         Raises:
             ChatError: with the daemon's message.
         """
-        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
+        body = {"model": model, "temperature": temperature, "stream": True}
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            yield from self._stream("/v1/chat/completions", {**body, "messages": messages})
+        except ChatError as error:
+            if error.code != NO_TEMPLATE:
+                raise
+            note(f"{model} was not taught to chat: it goes on with the text")
+            prompt = "\n\n".join(message["content"] for message in messages)
+            text = {**body, "prompt": prompt, "max_tokens": CONTINUATION_TOKENS}
+            yield from self._stream("/v1/completions", text)
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        try:
+            with self._http.stream("POST", path, json=body) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     _checked(answer)
@@ -126,7 +147,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         if "error" in chunk:
             raise ChatError(chunk["error"]["message"])
         for choice in chunk["choices"]:
-            piece = choice["delta"].get("content")
+            piece = choice["delta"].get("content") if "delta" in choice else choice["text"]
             if piece:
                 yield piece
     raise ChatError("the daemon ended the answer before it was complete")
@@ -139,6 +160,7 @@ def _checked(answer: httpx.Response) -> Any:
         raise ChatError(f"{answer.url} answered {answer.status_code} with something else than JSON") from None
     if answer.status_code != 200:
         error = body.get("error") if isinstance(body, dict) else None
-        message = error.get("message") if isinstance(error, dict) else None
-        raise ChatError(message or f"{answer.url} answered {answer.status_code}")
+        if not isinstance(error, dict) or not error.get("message"):
+            raise ChatError(f"{answer.url} answered {answer.status_code}")
+        raise ChatError(error["message"], error.get("code") or "")
     return body

@@ -18,7 +18,7 @@ from appliance.daemon.router import UnknownModelError
 from appliance.daemon.worker import WorkerUnavailableError
 from appliance.engine.errors import ParameterError
 from appliance.engine.types import ErrorInfo
-from appliance.text.chat_template import TemplateError
+from appliance.text.chat_template import NoTemplateError, TemplateError
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ def _translate(error: Exception) -> ApiError | None:
             return error
         case ParameterError():
             return ApiError(400, str(error), code=error.code, param=error.param)
+        case NoTemplateError():
+            return ApiError(400, str(error), code="no_chat_template", param="messages")
         case TemplateError():
             return ApiError(400, str(error), code="template_error", param="messages")
         case UnknownModelError():

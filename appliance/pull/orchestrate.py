@@ -32,6 +32,8 @@ def pull(name: str, store: Store, catalogue: Catalogue, progress: Progress) -> P
             raise name_taken(full, installed.manifest, f"`appliance rm {full}` makes way for the catalogue's")
 
         def fill(target: Path) -> Manifest:
+            where = f", see {spec.terms}" if spec.terms else ""
+            progress.tell(f"{spec.name} comes under its makers' licence: {spec.license}{where}")
             source = _fetch(spec, store.partial_dir(full), target, progress)
             return Manifest(
                 name=spec.name,

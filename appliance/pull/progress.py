@@ -32,6 +32,9 @@ class PullProgress:
     ) -> None:
         self._bar.stop()
 
+    def tell(self, line: str) -> None:
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def begin(self, what: str, total: int) -> None:
         self._what, self._total = what, total
         self._began = time.monotonic()

@@ -26,8 +26,17 @@ class DiskFullError(PullError):
     """The disk has no room for what is still to come; what was fetched so far is kept."""
 
 
+class Readable(Protocol):
+    """What can be read from, up to its end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class Progress(Protocol):
     """Who is told how far a pull has come."""
+
+    def tell(self, line: str) -> None:
+        """Something to know before it goes on."""
 
     def begin(self, what: str, total: int) -> None:
         """A stage of `total` bytes starts; it ends where the next one starts."""
@@ -38,6 +47,9 @@ class Progress(Protocol):
 
 class SilentProgress:
     """Tells nobody."""
+
+    def tell(self, line: str) -> None:
+        pass
 
     def begin(self, what: str, total: int) -> None:
         pass
@@ -63,7 +75,7 @@ def require_space(folder: Path, nbytes: int) -> None:
         )
 
 
-def write_verified(source: IO[bytes], target: Path, size: int, sha256: str, progress: Progress) -> str:
+def write_verified(source: Readable, target: Path, size: int, sha256: str, progress: Progress) -> str:
     """Copy `source` to `target` by way of a partial file beside it, which becomes `target` once it is whole.
 
     Args:

@@ -29,6 +29,10 @@ class TemplateError(ValueError):
     """The messages cannot be made into a prompt by this model's template; one line that says why."""
 
 
+class NoTemplateError(TemplateError):
+    """The model has no template: it was not taught to chat."""
+
+
 class ChatTemplate:
     """A model's chat template.
 
@@ -42,6 +46,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": "", "eos_token": "", **(named_tokens or {})}
         self._template: jinja2.Template | None = None
         self._refusal = ""
+        self._is_missing = source is None
         if source is None:
             self._refusal = "this model has no chat template; use /v1/completions"
         elif len(source) > MAX_SOURCE_CHARS:
@@ -75,7 +80,7 @@ class ChatTemplate:
             TemplateError: the model has no template, the template refused, or a limit was exceeded.
         """
         if self._template is None:
-            raise TemplateError(self._refusal)
+            raise (NoTemplateError if self._is_missing else TemplateError)(self._refusal)
         variables = {**self._tokens, **extra, "add_generation_prompt": add_generation_prompt}
         variables["messages"] = normalised(messages)
         pieces, length = [], 0

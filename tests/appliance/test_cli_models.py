@@ -88,7 +88,7 @@ def test_the_list_says_what_can_be_pulled(appliance: Run) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "appliance list --all" in done.stderr
     rows = json.loads(appliance("list", "--all", "--json").stdout)
-    assert [row["name"] for row in rows if row["status"] == "available"] == ["smollm2:135m"]
+    assert [row["name"] for row in rows if row["status"] == "available"] == ["smollm2:135m", "gemma3:270m"]
     assert all(row["missing"] for row in rows if row["status"] == "planned")
 
 

