@@ -25,13 +25,14 @@ class Bar:
     """A bar on stderr where that is a terminal; elsewhere it knows when a plain line is due.
 
     Attributes:
+        console: stderr; what is printed there stands above the bar.
         is_drawn: whether there is a terminal that can draw it.
     """
 
     def __init__(self, *columns: ProgressColumn, transient: bool = False) -> None:
-        console = Console(stderr=True)
-        self.is_drawn = console.is_interactive
-        self._bar = Progress(*columns, console=console, transient=transient, disable=not self.is_drawn)
+        self.console = Console(stderr=True)
+        self.is_drawn = self.console.is_interactive
+        self._bar = Progress(*columns, console=self.console, transient=transient, disable=not self.is_drawn)
         self._task: TaskID | None = None
         self._spoke = 0.0
 

@@ -32,6 +32,7 @@ class Experts:
         gate, up, down: names of an expert's matrices where each is a module of its own.
         interleaved: where experts are stacked, each is stored [inputs, outputs] and gates and ups take turns; else
             [outputs, inputs], all gates before all ups.
+        biases: router and experts have them.
         width_key: key of config.json with the rows of a gate.
     """
 
@@ -41,6 +42,7 @@ class Experts:
     up: str = "up_proj"
     down: str = "down_proj"
     interleaved: bool = False
+    biases: bool = False
     width_key: str = "intermediate_size"
 
 
@@ -94,7 +96,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": Architecture(
         "gpt-oss",
         gguf_mlp_norm="post_attention_norm",
-        experts=Experts(router="router", interleaved=True),
+        experts=Experts(router="router", interleaved=True, biases=True),
         sinks=True,
     ),
 }

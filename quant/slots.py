@@ -96,7 +96,8 @@ def decoder_slots(sizes: Sizes, architecture: Architecture) -> dict[str, Slot]:
         sparse = sizes.experts is not None and layer in sizes.experts.layers
         for name, (rows, columns, heads) in (attention | (experts if sparse else mlp)).items():
             slots[p + name] = Slot((rows, columns), rope_heads=heads)
-            slots[p + name + ".bias"] = Slot((rows,), optional=True, rope_heads=heads)
+            needed = name in experts and architecture.experts is not None and architecture.experts.biases
+            slots[p + name + ".bias"] = Slot((rows,), optional=not needed, rope_heads=heads)
     return slots
 
 

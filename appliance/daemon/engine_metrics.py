@@ -87,7 +87,9 @@ def _kv_memory(stats: list[EngineStats]) -> Iterator[Metric]:
         blocks.add_metric(["device", state], _sum(stats, f"blocks_{state}"))
     yield blocks
     yield _gauge(
-        "kv_block_bytes", "Size of a block of KV memory", max((s.kv_block_bytes for s in stats), default=0)
+        "kv_block_bytes",
+        "Size of a block of KV memory, the mean where layers differ",
+        max((s.kv_block_bytes for s in stats), default=0),
     )
 
 

@@ -92,6 +92,9 @@ class TorchExecutor:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         self._buffers.clear()
+        for pool, where in zip(self._pools, batch.groups, strict=True):
+            # What a block held before is masked, but not a number times nothing would still not be a number.
+            pool[where.write_blocks[where.write_offsets == 0]] = 0
         for op in self._program.body:
             self._HANDLERS[type(op)](self, op, batch)
         hidden = self._buffers[self._program.hidden]

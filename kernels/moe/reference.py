@@ -44,7 +44,7 @@ def run_experts(
         [rows, out], float32.
     """
     y: torch.Tensor | None = None
-    for expert in chosen.unique().tolist():
+    for expert in sorted(set(chosen.flatten().tolist())):
         rows, place = (chosen == expert).nonzero(as_tuple=True)
         part = run(expert, x[rows]).mul_(weights[rows, place].unsqueeze(-1))
         if y is None:

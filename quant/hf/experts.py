@@ -16,8 +16,8 @@ _SUFFIXES = {"": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "sca
 def unstack(modules: defaultdict[str, dict[str, TensorInfo]], experts: Experts, count: int) -> None:
     """Add a module for each matrix of each stacked expert, beside the modules of single experts.
 
-    A stack is `gate_up_proj` or `down_proj` of a module `experts`, alone or with its bias, or in blocks with scales.
-    Only the bytes of an expert are read for it.
+    A stack is `gate_up_proj` or `down_proj` of a module `experts`, plain or in blocks with scales, perhaps with a bias.
+    Of each, only the bytes of the one expert are read.
 
     Args:
         modules: module → suffix → tensor.

@@ -121,9 +121,7 @@ def test_a_damaged_model_makes_way(store: Store, model: Path) -> None:
 
 def test_another_architecture_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "x.gguf", "mamba")
-    with pytest.raises(
-        PullError, match=r"architecture 'mamba' is not supported; what works: gemma2, gemma3, "
-    ):
+    with pytest.raises(PullError, match=r"architecture 'mamba' is not supported; what works: .*gemma3"):
         local.link(str(path), None, store)
     assert store.names() == ()
 

@@ -172,8 +172,9 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: s
     assert (failed.error.code, failed.is_last) == ("numerical_error", True)
     text = tuple(token for event in events if event.request_id == "good" for token in event.token_ids)
     assert text == expected[0]
-    engine._runner._executor._pools[0].nan_to_num_()
-    assert run(engine, [PROMPTS[0], PROMPTS[1]]) == expected
+    assert engine._runner._executor._pools[0].isnan().any(), "the blocks are to be used again as they are"
+    for _ in range(3):
+        assert run(engine, [PROMPTS[0], PROMPTS[1], PROMPTS[3]])[:2] == expected
 
 
 def test_unseeded_requests_differ_and_figures_are_kept(model: str) -> None:
@@ -206,7 +207,7 @@ def test_weights_that_are_not_numbers_are_refused_by_name(golden: Path, tmp_path
     data[at : at + 2] = b"\x00\x7e"  # NaN in half precision
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"layers\.0\.down hold values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"layers\.0\.down holds values that are not finite"):
         start(str(path))
 
 

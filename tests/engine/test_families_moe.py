@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from test_engine import run, start
 from test_model_golden import GOLDEN, assert_close, load
 
 from appliance.engine.batch import build_batch
@@ -84,6 +85,15 @@ def test_greedy_tokens_agree_with_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_the_engine_says_what_transformers_says_in_chunks_and_among_strangers(name: str) -> None:
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    rows = real_rows(expected)
+    engine = start(str(GOLDEN / name), max_num_batched_tokens=16, block_size=8)
+    prompts = [*rows, [7, 90, 33] * 20, rows[0][:9], [64] * 40]
+    assert [list(text) for text in run(engine, prompts, max_tokens=16)[:2]] == expected["greedy"].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_packed_experts_give_the_same_bits(name: str) -> None:
     ids = real_rows(load_file(GOLDEN / name / "expected.safetensors"))[0]
     dense, packed = load(GOLDEN / name), load(GOLDEN / name, dense_bytes=0)
@@ -116,6 +126,16 @@ def test_what_the_configuration_says_of_experts_is_read() -> None:
         spec_of("arch_mixtral", hidden_act="relu6")
     with pytest.raises(UnsupportedModelError, match="layer_types names 'chunked_attention'"):
         spec_of("arch_gpt_oss", layer_types=["chunked_attention"] * 2)
+
+
+def test_missing_biases_of_experts_are_refused(tmp_path: Path) -> None:
+    for stem in ("router.bias", "experts.down_proj_bias"):
+        folder = spelled("arch_gpt_oss", "config.json", tmp_path)
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[f"model.layers.1.mlp.{stem}"]
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.\S+bias' is missing, expected"):
+            HFCheckpoint(folder)
 
 
 def test_impossible_experts_are_refused(tmp_path: Path) -> None:

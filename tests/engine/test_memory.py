@@ -26,6 +26,10 @@ def plan(**changes: Any) -> MemoryPlan:
     return plan_memory(**{**given, **changes})
 
 
+def grown(small: MemoryPlan, big: MemoryPlan) -> bool:
+    return all(b >= a for a, b in zip(small.num_blocks, big.num_blocks, strict=True))
+
+
 def test_ample_memory_serves_the_models_context() -> None:
     assert plan() == MemoryPlan(num_blocks=(4096,), max_model_len=8192, note="")
 
@@ -59,13 +63,59 @@ def test_a_pool_that_cannot_be_is_refused_with_both_numbers(size: int) -> None:
         plan(kv_cache_memory_bytes=size)
 
 
-@given(st.integers(2**23, 2**36), st.integers(2**23, 2**36), st.integers(16, 9000), st.integers(16, 9000))
-def test_more_memory_and_shorter_contexts_never_fit_worse(a: int, b: int, long: int, short: int) -> None:
+groups = st.lists(
+    st.builds(GroupNeed, st.integers(2**14, 2**20), st.sampled_from([0, 1, 16, 17, 512, 4096, 2**20])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(
+    st.integers(2**25, 2**36), st.integers(2**25, 2**36), st.integers(16, 9000), st.integers(16, 9000), groups
+)
+def test_more_memory_and_shorter_contexts_never_fit_worse(
+    a: int, b: int, long: int, short: int, needs: list[GroupNeed]
+) -> None:
     (less, more), (short, long) = sorted((a, b)), sorted((long, short))
-    small, big = plan(free_bytes=less, max_model_len=long), plan(free_bytes=more, max_model_len=long)
-    assert big.num_blocks >= small.num_blocks
+    small = plan(free_bytes=less, max_model_len=long, groups=needs)
+    big = plan(free_bytes=more, max_model_len=long, groups=needs)
+    assert grown(small, big)
     assert big.max_model_len >= small.max_model_len
-    assert plan(free_bytes=less, max_model_len=short).max_model_len >= min(short, small.max_model_len)
+    shorter = plan(free_bytes=less, max_model_len=short, groups=needs)
+    assert shorter.max_model_len >= min(short, small.max_model_len)
+
+
+@given(st.integers(2**25, 2**33), st.integers(1, 9000), st.sampled_from([16, 128, 700]), groups)
+def test_what_is_planned_fits_and_serves_one_sequence_to_the_end(
+    budget: int, wanted: int, chunk: int, needs: list[GroupNeed]
+) -> None:
+    got = plan(kv_cache_memory_bytes=budget, max_model_len=wanted, chunk=chunk, groups=needs)
+    taken = [n * need.block_bytes for n, need in zip(got.num_blocks, needs, strict=True)]
+    assert sum(taken) <= budget
+    for need, have in zip(needs, got.num_blocks, strict=True):
+        for start in range(0, got.max_model_len, 53):
+            stop = min(start + chunk, got.max_model_len)
+            first = max(0, start - need.window + 1) // 16 if need.window else 0
+            assert have >= -(-stop // 16) - first
+    if got.max_model_len < min(wanted, 8192):
+        longer = min(wanted, got.max_model_len + 16)
+        blocks = -(-longer // 16)
+        assert budget < sum(need.block_bytes * need.blocks(blocks, chunk, 16) for need in needs)
+
+
+def test_windows_make_room_for_contexts_and_for_others() -> None:
+    # 1 MiB a block for layers that see everything, 5 MiB for those that see 512 tokens: 41 blocks are enough for one.
+    needs = [GroupNeed(2**20), GroupNeed(5 * 2**20, 512)]
+    one = plan(groups=needs, kv_cache_memory_bytes=(512 + 41 * 5) * 2**20)
+    assert one == MemoryPlan((512, 41), 8192, "")
+    # 400 MiB more: sixty-four sequences of equal length, of which one may be longer.
+    some = plan(groups=needs, kv_cache_memory_bytes=(512 + 121 * 5) * 2**20)
+    assert some.num_blocks == (512, 121)
+    assert plan(groups=needs, free_bytes=2**40, share=0.9).num_blocks == (64 * 512, 64 * 41)
+    assert (
+        plan(groups=[GroupNeed(6 * 2**20)], kv_cache_memory_bytes=(512 + 41 * 5) * 2**20).max_model_len
+        == 1904
+    )
 
 
 def test_a_share_replaces_the_modest_default() -> None:
@@ -77,5 +127,5 @@ def test_a_share_replaces_the_modest_default() -> None:
 @given(st.floats(0.001, 0.95), st.floats(0.001, 0.95), st.integers(2**33, 2**36))
 def test_a_larger_share_never_fits_worse(a: float, b: float, free: int) -> None:
     small, big = (plan(free_bytes=free, share=share) for share in sorted((a, b)))
-    assert big.num_blocks >= small.num_blocks
+    assert grown(small, big)
     assert big.max_model_len >= small.max_model_len

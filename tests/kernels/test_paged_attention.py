@@ -10,7 +10,7 @@ import torch
 
 from appliance.engine.batch import Batch, build_batch
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow, StepPlan
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.paged_attention import kv_tiles, kv_write, paged_attention
 
@@ -21,8 +21,17 @@ class Memory:
     """A pool with the keys and values of some sequences in randomly placed blocks, everything else poisoned."""
 
     def __init__(
-        self, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, block_size: int
+        self,
+        lengths: Sequence[int],
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        *,
+        sinks: torch.Tensor | None = None,
+        window: int = 0,
     ) -> None:
+        self.sinks, self.window = sinks, window
         layout = KVLayout((KVGroup((3, 5), kv_heads, head_dim, torch.float32),), block_size)
         self.pool = layout.allocate(0, NUM_BLOCKS)
         self.block_size, self.heads = block_size, heads
@@ -55,12 +64,11 @@ class Memory:
     def attend(self, q: torch.Tensor, batch: Batch, layer: int) -> torch.Tensor:
         tables = batch.groups[0].tables
         scale = q.shape[-1] ** -0.5
-        return paged_attention(
-            q, self.pool, layer, batch.query_rows, batch.query_positions, tables, batch.active, scale
-        )
+        where = (layer, batch.query_rows, batch.query_positions, tables, batch.active)
+        return paged_attention(q, self.pool, *where, scale, self.window, sinks=self.sinks)
 
     def exact(self, s: int) -> torch.Tensor:
-        """softmax(q · kᵀ / sqrt(d) + causal mask) · v in float64, for a whole sequence."""
+        """softmax(q · kᵀ / sqrt(d) + causal and window mask) · v in float64, for a whole sequence."""
         length, kv_heads, head_dim = self.keys[s].shape
         group = self.heads // kv_heads
         q = self.queries[s].double().transpose(0, 1)
@@ -68,7 +76,13 @@ class Memory:
         v = self.values[s].double().repeat_interleave(group, dim=1).transpose(0, 1)
         scores = q @ k.transpose(1, 2) / head_dim**0.5
         scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
-        return (scores.softmax(-1) @ v).transpose(0, 1)
+        if self.window:
+            behind = torch.ones(length, length, dtype=torch.bool).tril(-self.window)
+            scores.masked_fill_(behind, float("-inf"))
+        if self.sinks is None:
+            return (scores.softmax(-1) @ v).transpose(0, 1)
+        sinks = self.sinks.double().view(-1, 1, 1).expand(-1, length, 1)
+        return (torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1] @ v).transpose(0, 1)
 
 
 def whole(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -101,6 +115,37 @@ def test_a_row_is_the_same_bits_in_chunks_in_batches_and_alone(
     mixed = memory.run([(2, 330, 333), (0, 199, 200), (1, 13, 90)])
     expected = [reference[2][330:], reference[0][199:], reference[1][13:]]
     assert all(torch.equal(got, want) for got, want in zip(mixed, expected, strict=True))
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("height", [0.0, 8.0, -30.0, 80.0])
+def test_sinks_take_their_share_of_attention(height: float, window: int) -> None:
+    lengths = [1, 64, 130, 300]
+    sinks = torch.randn(6) + height
+    memory = Memory(lengths, 6, 2, 32, 16, sinks=sinks, window=window)
+    reference = memory.run(whole(lengths))
+    for s, got in enumerate(reference):
+        assert (got - memory.exact(s)).abs().max() < 64 * torch.finfo(torch.float32).eps
+    chunks = [memory.run([(3, at, min(at + 61, 300))])[0] for at in range(0, 300, 61)]
+    assert torch.equal(torch.cat(chunks), reference[3])
+    mixed = memory.run([(2, 129, 130), (3, 290, 300)])
+    assert torch.equal(mixed[0], reference[2][129:])
+    assert torch.equal(mixed[1], reference[3][290:])
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 100])
+def test_a_window_hides_what_lies_before_it_and_what_was_given_back_is_not_read(window: int) -> None:
+    torch.manual_seed(6)
+    memory = Memory([200], 4, 2, 32, 16, window=window)
+    (reference,) = memory.run([(0, 0, 200)])
+    assert (reference - memory.exact(0)).abs().max() < 64 * torch.finfo(torch.float32).eps
+    (table,) = memory.tables
+    for start in (15, 16, 17, 79, 80, 128, 199):
+        behind = max(0, start - window + 1) // 16
+        memory.pool[list(table[:behind])] = float("nan")
+        memory.tables[0] = (*[HOLE] * behind, *table[behind:])
+        stop = min(start + 9, 200)
+        assert torch.equal(memory.run([(0, start, stop)])[0], reference[start:stop]), start
 
 
 def test_writing_touches_only_its_layer_and_places() -> None:

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 class Recorder(AwqQuantizer):
     """Keeps the rounded weights that the quantiser packs."""
 
-    # Of the class, because AutoAWQ makes the instance.
     rounded: ClassVar[dict[str, torch.Tensor]] = {}
 
     def _apply_quant(self, module: Any, named_linears: dict[str, Any]) -> None:

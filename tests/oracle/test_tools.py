@@ -20,7 +20,7 @@ from appliance.quant.hf.names import module_name
 
 HERE = Path(__file__).parent
 LINEARS = [
-    f"layers.{layer}.{name}" for layer in (0, 1) for name in ["q", "k", "v", "o", "gate", "up", "down"]
+    f"layers.{layer}.{name}" for layer in (0, 1) for name in ("q", "k", "v", "o", "gate", "up", "down")
 ]
 
 
@@ -40,6 +40,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("autogptq", gptq(2, 32), "gptq"),
     ("autogptq", gptq(3, 64, sym=False), "gptq"),
     ("autogptq", gptq(8, 128), "gptq"),
+    ("gptqmodel", gptq(4, 128), "gptq-gptqmodel"),
+    ("gptqmodel", gptq(4, 64, desc_act=True, format="gptq_v2"), "gptq-v2"),
+    ("gptqmodel", gptq(4, 128, method="awq", format="gemm"), "awq-gemm"),
+    ("autoround", {"scheme": "W4A16", "format": "auto_round"}, "gptq"),
+    ("llmcompressor", {"scheme": "W4A16"}, "compressed-tensors-pack"),
+    ("llmcompressor", {"scheme": "W4A16_ASYM", "actorder": "weight"}, "compressed-tensors-pack"),
+    ("llmcompressor", {"scheme": "W8A16"}, "compressed-tensors-pack"),
 ]
 
 

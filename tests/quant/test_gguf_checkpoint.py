@@ -120,7 +120,7 @@ def set_tensor(name: str, value: np.ndarray) -> Callable[[dict[str, Any], dict[s
         (
             set_meta("general.architecture", "mamba"),
             UnsupportedFormatError,
-            "'mamba' is not supported; what works: gemma2, gemma3, ",
+            "'mamba' is not supported; what works: ",
         ),
         (
             set_tensor("rope_freqs.weight", np.ones(2, np.float16)),
