@@ -51,7 +51,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 def case_id(value: Any) -> str | None:
-    return ",".join(f"{key}={value[key]}" for key in value) if isinstance(value, dict) else None
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else None
 
 
 def quantized(tool: str, options: dict[str, Any], out: Path) -> Path:
