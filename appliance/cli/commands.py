@@ -33,8 +33,9 @@ app = typer.Typer(
 
 @app.command("version")
 def show_version() -> None:
-    """Show the versions that a bug report needs."""
+    """Show the versions that a bug report needs, and which models can be run."""
     from appliance.kernels.native import describe
+    from appliance.quant.capabilities import CAPABILITIES
 
     try:
         torch = version("torch")  # from its metadata: importing it takes seconds
@@ -44,6 +45,9 @@ def show_version() -> None:
     say(f"python {platform.python_version()}")
     say(f"torch {torch}")
     say(describe())
+    say(f"architectures: {', '.join(CAPABILITIES.architectures)}")
+    say(f"architectures in GGUF: {', '.join(CAPABILITIES.gguf_architectures)}")
+    say(f"quantised by: {', '.join(CAPABILITIES.methods)}; GGUF types {', '.join(CAPABILITIES.tensor_types)}")
 
 
 app.command("serve")(serve)

@@ -167,6 +167,9 @@ def test_version_names_what_a_bug_report_needs(appliance: Run) -> None:
     assert lines[0] == f"appliance {version('appliance')}"
     assert lines[1] == f"python {sys.version.split()[0]}"
     assert lines[2] == f"torch {version('torch')}"
+    assert "Qwen3ForCausalLM" in lines[4]
+    assert "compressed-tensors" in lines[6]
+    assert "Q4_K" in lines[6]
     assert lines[3].startswith("native library: ")
 
 

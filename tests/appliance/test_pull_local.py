@@ -147,13 +147,14 @@ def test_an_unreadable_tensor_type_is_refused_by_name(store: Store, tmp_path: Pa
         local.link(str(path), None, store)
 
 
-def test_what_is_offered_is_what_the_readers_read() -> None:
+def test_what_is_offered_is_what_is_read_and_run() -> None:
     from appliance.engine.families import supported_architectures
-    from appliance.quant.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
-    from appliance.quant.gguf import readers, supported
+    from appliance.quant.capabilities import CAPABILITIES
+    from appliance.quant.gguf import readers
 
-    assert set(supported.TENSOR_TYPES) == set(readers.READERS)
-    assert {*ARCHITECTURES, *GGUF_ARCHITECTURES} == set(supported_architectures())
+    assert set(CAPABILITIES.tensor_types) == set(readers.READERS)
+    offered = {*CAPABILITIES.architectures, *CAPABILITIES.gguf_architectures}
+    assert offered == set(supported_architectures())
 
 
 @pytest.mark.parametrize("keep", [0, 3, 40, 3000, 118111])
