@@ -111,7 +111,7 @@ def test_a_folder_of_models_by_option(appliance: Run, gguf: str, tmp_path: Path)
     ("args", "text"),
     [
         (["pull", "smolm2"], "did you mean smollm2:135m?"),
-        (["pull", "gpt-oss:20b"], "planned but cannot be run yet; missing: the gpt-oss architecture"),
+        (["pull", "gpt-oss:20b"], "planned but cannot be run yet; missing: downloads from a model hub"),
         (["pull", "./absent.gguf"], "no such file or folder"),
         (["pull", "a b"], "is not a model name"),
         (["show", "nothing"], "no model called 'nothing' in the catalogue"),

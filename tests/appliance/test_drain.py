@@ -34,7 +34,8 @@ def is_refused(daemon: LiveDaemon) -> bool:
     connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=5)
     try:
         connection.connect()
-    except ConnectionRefusedError:
+    # Reset is who was in the queue when the listener closed.
+    except (ConnectionRefusedError, ConnectionResetError):
         return True
     finally:
         connection.close()

@@ -13,8 +13,8 @@ from live_daemon import MODEL
 
 from appliance import LLM, SamplingParams
 from appliance.engine.errors import ContextLengthError, EngineError, ParameterError
+from appliance.model_files import ModelFilesError
 from appliance.settings import SettingsError
-from appliance.store import StoreError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
@@ -156,7 +156,7 @@ def test_a_closed_model_says_so(golden: Path) -> None:
 def test_an_unknown_setting_or_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"max_model_length .*did you mean max_model_len\?"):
         LLM(MODEL, max_model_length=5)
-    with pytest.raises(StoreError, match=r"nothing\.gguf"):
+    with pytest.raises(ModelFilesError, match=r"nothing\.gguf"):
         LLM(str(tmp_path / "nothing.gguf"))
 
 
