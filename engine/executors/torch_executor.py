@@ -24,7 +24,7 @@ from appliance.kernels.moe import route, run_experts
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
-from appliance.quant.tensor import QuantizedLinear, Weight
+from appliance.quant.tensor import Weight
 
 _PRODUCTS = {
     Activation.SILU: silu_mul,
@@ -61,9 +61,7 @@ class TorchExecutor:
         self._vectors: dict[str, torch.Tensor] = {}
         self._embeddings: dict[str, Weight] = {}
         for op in program.ops:
-            if isinstance(op, ops.Embed):
-                self._embeddings[op.weight] = weights.read(op.weight)
-            elif isinstance(op, ops.RmsNorm):
+            if isinstance(op, ops.RmsNorm):
                 self._vectors[op.weight] = weights.vector(op.weight)
             elif isinstance(op, ops.QKRmsNorm):
                 self._vectors |= {name: weights.vector(name) for name in (op.q_weight, op.k_weight)}
@@ -121,11 +119,10 @@ class TorchExecutor:
     def _load_matrices(self, weights: ModelWeights, dense_bytes: int, progress: Progress) -> None:
         names = [names for op in self._program.ops for names in ops.matrices(op)]
         dense = 4 * sum(weights.elements(name) for name in names) <= dense_bytes
+        embeddings = [(op.weight,) for op in self._program.ops if isinstance(op, ops.Embed)]
         # A head that is the embedding shares its memory.
-        layers: dict[tuple[str, ...], QuantizedLinear] = {
-            (name,): QuantizedLinear((weight,)) for name, weight in self._embeddings.items()
-        }
-        layers |= read_layers(weights, [name for name in names if name not in layers], progress)
+        layers = read_layers(weights, list(dict.fromkeys([*embeddings, *names])), progress)
+        self._embeddings = {name: layers[name,].parts[0] for (name,) in embeddings}
         for name in names:
             self._matrices[name] = Matrix(layers.pop(name), dense=dense)
 

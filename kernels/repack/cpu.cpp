@@ -130,10 +130,19 @@ APPLIANCE_EXPORT void appliance_transpose_nibbles(const Word *in, Word *out, std
             const std::size_t high = std::min(kLine, octets - o0);
             for (std::size_t o = 0; o < high; ++o)
                 for (std::size_t m1 = 0; m1 < wide; m1 += kLine) {
-                    Line square[8] = {};
-                    for (std::size_t k = 0; k < 8; ++k)
-                        std::memcpy(&square[k], in + ((o0 + o) * 8 + k) * width + m0 + m1,
-                                    std::min(kLine, wide - m1) * sizeof(Word));
+                    Line square[8];
+                    for (std::size_t k = 0; k < 8; ++k) {
+                        const Word *row = in + ((o0 + o) * 8 + k) * width + m0 + m1;
+                        // Rows lie too far apart for the processor to see what comes next.
+                        if (o0 + o + 1 < octets)
+                            __builtin_prefetch(row + 8 * width);
+                        if (wide - m1 >= kLine) {
+                            std::memcpy(&square[k], row, kLineBytes);
+                        } else {
+                            square[k] = Line{};
+                            std::memcpy(&square[k], row, (wide - m1) * sizeof(Word));
+                        }
+                    }
                     transpose_nibble_squares(square);
                     for (std::size_t i = 0; i < 8; ++i)
                         std::memcpy(&tile[order[i]][o][m1], &square[i], kLineBytes);
