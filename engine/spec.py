@@ -150,6 +150,12 @@ class DecoderSpec:
                 f"a context of {longest} tokens, expected at most {_MAX_CONTEXT_LEN}; "
                 "the model's configuration is broken"
             )
+        widest = max((layer.window for layer in self.layers), default=0)
+        if widest > _MAX_CONTEXT_LEN:
+            raise CheckpointError(
+                f"a window of {widest} tokens, expected at most {_MAX_CONTEXT_LEN}; "
+                "the model's configuration is broken"
+            )
         if self.norm_eps > _MAX_NORM_EPS:
             raise CheckpointError(
                 f"an epsilon of {self.norm_eps:g} in the norms, expected at most {_MAX_NORM_EPS}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ def positive(metadata: Mapping[str, Any], key: str, default: int | None = None) 
 def number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """A positive, finite number."""
     value = _value(metadata, key, "a number", default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    # An integer may be larger than any float.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise _mistyped(key, value, "a positive number")
     return float(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.families.common import (
     Metadata,
     WeightNames,
@@ -23,6 +24,10 @@ _GGUF_KEYS = (*GGUF_EXPERT_KEYS, "attention.sliding_window")
 
 
 def gpt_oss_from_config(config: Metadata, names: WeightNames) -> DecoderSpec:
+    if not any(config.get(key) for key in ("rope_parameters", "rope_scaling")):
+        raise UnsupportedModelError(
+            "there is neither rope_parameters nor rope_scaling; supported is gpt-oss whose RoPE is described"
+        )
     spec = config_spec(config, names)
     every_other = [layer % 2 == 0 for layer in range(spec.num_layers)]
     windows = config_windows(config, config_window(config, _WINDOW), every_other)
@@ -33,7 +38,7 @@ def gpt_oss_from_config(config: Metadata, names: WeightNames) -> DecoderSpec:
         spec,
         layers=tuple(LayerSpec(window) for window in windows),
         sinks=True,
-        experts=replace(config_experts(config, normalised=True), activation=gate),
+        experts=replace(config_experts(config, activation=spec.activation, normalised=True), activation=gate),
     )
 
 

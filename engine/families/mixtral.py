@@ -15,7 +15,7 @@ def mixtral_from_config(config: Metadata, names: WeightNames) -> DecoderSpec:
     return replace(
         spec,
         layers=(LayerSpec(window),) * spec.num_layers,
-        experts=config_experts(config, normalised=True),
+        experts=config_experts(config, activation=spec.activation, normalised=True),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.families.common import Metadata
-from appliance.engine.spec import ExpertSpec
+from appliance.engine.spec import Activation, ExpertSpec
 from appliance.quant import fields
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf import metadata as meta
@@ -49,7 +49,7 @@ def gguf_experts(metadata: Metadata) -> ExpertSpec:
     )
 
 
-def config_experts(config: Metadata, *, normalised: bool) -> ExpertSpec:
+def config_experts(config: Metadata, *, activation: Activation, normalised: bool) -> ExpertSpec:
     """The experts of a config.json, with the keys of transformers 4 or 5.
 
     Raises:
@@ -62,4 +62,5 @@ def config_experts(config: Metadata, *, normalised: bool) -> ExpertSpec:
         top_k=fields.positive(config, "num_experts_per_tok"),
         normalised=normalised,
         layers=sizes.layers,
+        activation=activation,
     )

@@ -17,7 +17,11 @@ def qwen3_moe_from_config(config: Metadata, names: WeightNames) -> DecoderSpec:
     return replace(
         spec,
         layers=(LayerSpec(window or 0),) * spec.num_layers,
-        experts=config_experts(config, normalised=fields.flag(config, "norm_topk_prob", False)),
+        experts=config_experts(
+            config,
+            activation=spec.activation,
+            normalised=fields.flag(config, "norm_topk_prob", False),
+        ),
     )
 
 

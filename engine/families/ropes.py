@@ -55,8 +55,11 @@ def config_rope(
     # transformers 5 has one section, 4 has keys for the base and the part, and a section for what rescales it.
     rope = section
     if rope is None:
-        rope = {**fields.section(config, "rope_scaling"), **fields.section(config, "rope_parameters")}
+        # Beside a section of transformers 5, one of 4 was added by hand, and is what transformers goes by.
+        scaling = fields.section(config, "rope_scaling")
+        rope = scaling or fields.section(config, "rope_parameters")
         theta = fields.number(config, "rope_theta", theta)
+        theta = fields.number(fields.section(config, "rope_parameters"), "rope_theta", theta)
     for key in rope.keys() - _KEYS:
         raise UnsupportedModelError(f"RoPE's {key} is {rope[key]!r}, which is not supported")
     kind = fields.text(rope, "rope_type", fields.text(rope, "type", "default"))
@@ -213,8 +216,10 @@ def _sound(**values: Any) -> RopeSpec:
     """A spec whose formula has a value."""
     rope = RopeSpec(**values)
     for key, value in (("factor", rope.factor), *rope.parameters):
-        if value > _MAX_FACTOR:
-            raise CheckpointError(f"RoPE's {key} is {value:g}, expected at most {_MAX_FACTOR:g}")
+        if value > _MAX_FACTOR or 0 < value < 1 / _MAX_FACTOR:
+            raise CheckpointError(
+                f"RoPE's {key} is {value:g}, expected {1 / _MAX_FACTOR:g} to {_MAX_FACTOR:g}"
+            )
     if rope.original_context > _MAX_CONTEXT:
         raise CheckpointError(
             f"RoPE's original context is {rope.original_context} tokens, expected at most {_MAX_CONTEXT}"

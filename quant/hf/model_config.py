@@ -27,6 +27,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Gemma2ForCausalLM": {"tie_word_embeddings": True},
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "MixtralForCausalLM": {"rope_theta": 1e6},
+    "GptOssForCausalLM": {"rope_theta": 150_000.0},
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096},
     "SmolLM3ForCausalLM": {"tie_word_embeddings": True},
 }

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.families import read_spec
-from appliance.engine.spec import DecoderSpec, RopeSpec
+from appliance.engine.spec import Activation, DecoderSpec, RopeSpec
 from appliance.quant.errors import CheckpointError
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 8, "num_hidden_layers": 6}
@@ -51,6 +51,45 @@ def windows(spec: DecoderSpec) -> list[int]:
 )
 def test_windows(architecture: str, config: dict[str, Any], expected: list[int]) -> None:
     assert windows(spec_of(architecture, **config)) == expected
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_are_activated_as_the_configuration_says(architecture: str) -> None:
+    config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 16}
+    spec = spec_of(architecture, **config, hidden_act="gelu_pytorch_tanh")
+    assert spec.experts is not None
+    assert spec.experts.activation is Activation.GELU_TANH
+
+
+def test_a_section_of_transformers_4_comes_before_one_of_5() -> None:
+    both = spec_of(
+        "LlamaForCausalLM",
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        rope_scaling={"type": "linear", "factor": 4.0},
+    )
+    (rope,) = both.ropes
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 4.0, 5e5)
+
+
+def test_gpt_oss_without_a_description_of_its_rope_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="neither rope_parameters nor rope_scaling"):
+        spec_of("GptOssForCausalLM", rope_theta=150_000)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_theta": 10**400}, "'rope_theta' is 1000"),
+        ({"sliding_window": 10**30}, "a window of 1000000000000000000000000000000 tokens, expected at most"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1e-322}},
+            "beta_fast is 9.88131e-323, expected 1e-06 to 1e\\+06",
+        ),
+    ],
+)
+def test_absurd_numbers_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        spec_of("MistralForCausalLM", **config)
 
 
 def test_listed_layer_types_come_first() -> None:
