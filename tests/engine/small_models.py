@@ -21,6 +21,19 @@ from appliance.quant.checkpoint import open_checkpoint
 
 BLOCK_SIZE = 16
 _BLOCKS_A_SEQUENCE = 4
+# With a golden model each, `arch_<family>`; those with experts are tested apart.
+DENSE_FAMILIES = (
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 
 
 @dataclass(frozen=True)

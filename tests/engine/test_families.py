@@ -11,28 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import Part, SmallModel, read
+from small_models import DENSE_FAMILIES, Part, SmallModel, read
 
 from appliance.engine.spec import Activation, DecoderSpec, LayerSpec, RopeSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = (
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
 SPELLINGS = ("config.json", "config.legacy.json")
 ROWS = ((0, 24), (1, 17))
 
 each_model = pytest.mark.parametrize("spelling", SPELLINGS)
-each_family = pytest.mark.parametrize("family", FAMILIES)
+each_family = pytest.mark.parametrize("family", DENSE_FAMILIES)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import read
+from small_models import DENSE_FAMILIES, read
 
 from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.executors.rope_frequencies import rope_frequencies
@@ -19,19 +19,7 @@ from appliance.quant.checkpoint import open_checkpoint
 from appliance.quant.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = (
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
-each_family = pytest.mark.parametrize("family", FAMILIES)
+each_family = pytest.mark.parametrize("family", DENSE_FAMILIES)
 # What the files cannot say: llama.cpp scales by the head's size, and knows no windows of Mistral's.
 UNSAID = {
     "gemma2": lambda spec: replace(spec, attention_scale=0.25),

@@ -8,23 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import Part, SmallModel
+from small_models import DENSE_FAMILIES, Part, SmallModel
 
 from appliance.quant.report import report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = (
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
 GROUP = 16
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
 QUANTIZATION = {
@@ -60,7 +48,7 @@ def write(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tens
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_packed_layers_give_the_logits_of_dense_ones(family: str, tmp_path: Path) -> None:
     source = GOLDEN / f"arch_{family}"
     config = json.loads((source / "config.json").read_text())
