@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#define APPLIANCE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "../runtime/export.h"
 
 namespace {
 
