@@ -43,6 +43,9 @@ struct Matrix {
     int64_t input_width;
 };
 
+// Rows of a block.
+constexpr int kBlockRows = 16;
+
 // Activations are quantised in groups of this many columns.
 constexpr int kActivationGroup = 32;
 

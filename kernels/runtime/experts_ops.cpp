@@ -1,0 +1,192 @@
+// Mixture of experts.
+#include "ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace appliance {
+
+void Route::plan(const Step &step, std::vector<int> &chunks) { chunks.push_back(step.row_chunks()); }
+
+void Route::run(const Step &step, int, int chunk, int) {
+    const Step::Range range = Step::part(step.rows, step.row_chunks(), chunk);
+    for (int64_t row = range.first; row < range.last; ++row)
+        choose(logits_->row(row), reinterpret_cast<int32_t *>(chosen_->row(row)), weights_->row(row));
+}
+
+void Route::choose(const float *logits, int32_t *chosen, float *weights) const {
+    for (int place = 0; place < top_k_; ++place) {
+        int best = -1;
+        for (int expert = 0; expert < experts_; ++expert) {
+            const bool taken = std::find(chosen, chosen + place, expert) != chosen + place;
+            // What is not a number is taken where nothing else is left, and then spoils the sum.
+            if (!taken && (best < 0 || logits[expert] > logits[best] || std::isnan(logits[best])))
+                best = expert;
+        }
+        chosen[place] = best;
+    }
+    const float highest = logits[chosen[0]];
+    float total = 0.0f;
+    if (normalised_)
+        for (int place = 0; place < top_k_; ++place)
+            total += std::exp(logits[chosen[place]] - highest);
+    else
+        for (int expert = 0; expert < experts_; ++expert)
+            total += std::exp(logits[expert] - highest);
+    for (int place = 0; place < top_k_; ++place)
+        weights[place] = std::exp(logits[chosen[place]] - highest) / total;
+}
+
+namespace {
+
+int64_t widest(const std::vector<Product> &products) {
+    int64_t columns = 0;
+    for (const Product &product : products)
+        columns = std::max(columns, product.max_columns());
+    return columns;
+}
+
+std::vector<PanelStore> stores_for(const std::vector<Product> &products, int64_t rows) {
+    size_t panels = 0;
+    for (const Product &product : products)
+        panels = std::max(panels, product.panels().size());
+    std::vector<PanelStore> stores;
+    for (size_t i = 0; i < panels; ++i)
+        stores.emplace_back(rows, widest(products));
+    return stores;
+}
+
+Buffer buffer_for(const std::vector<Product> &products, int64_t rows) {
+    const int64_t stride = (products[0].outputs() + 15) / 16 * 16;
+    return {Memory(rows * stride * sizeof(float)), stride};
+}
+
+} // namespace
+
+Experts::Experts(Settings settings, std::vector<Product> gate_ups, std::vector<Product> downs, Scratch *scratch)
+    : settings_(settings), gate_ups_(std::move(gate_ups)), downs_(std::move(downs)), scratch_(scratch),
+      stores_(stores_for(gate_ups_, int64_t(settings.max_rows) * settings.top_k)),
+      down_stores_(stores_for(downs_, int64_t(settings.max_rows) * settings.top_k)),
+      gate_up_(buffer_for(gate_ups_, int64_t(settings.max_rows) * settings.top_k)),
+      down_(buffer_for(downs_, int64_t(settings.max_rows) * settings.top_k)) {
+    active_.reserve(gate_ups_.size());
+    const size_t slots = size_t(settings.max_rows) * settings.top_k;
+    row_of_.resize(slots);
+    active_index_.resize(slots);
+    slots_of_.resize(slots);
+    weight_of_.resize(slots);
+}
+
+int Experts::most_active(const Step &step) const {
+    return int(std::min<int64_t>(gate_ups_.size(), int64_t(step.rows) * settings_.top_k));
+}
+
+int Experts::pieces(const Step &step) const {
+    return std::max(1, (4 * step.threads + most_active(step) - 1) / most_active(step));
+}
+
+void Experts::plan(const Step &step, std::vector<int> &chunks) {
+    const int slots = step.rows * settings_.top_k;
+    const int slot_chunks = std::min(slots, 4 * step.threads);
+    const int products = most_active(step) * pieces(step);
+    for (int count : {1, slot_chunks, products, slot_chunks, products, step.row_chunks()})
+        chunks.push_back(count);
+}
+
+void Experts::run(const Step &step, int phase, int chunk, int thread) {
+    const int slots = step.rows * settings_.top_k;
+    Scratch::Own &own = scratch_->own[thread];
+    const Step::Range range = Step::part(slots, std::min(slots, 4 * step.threads), chunk);
+    switch (phase) {
+    case 0:
+        group(step);
+        return;
+    case 1:
+        for (int64_t slot = range.first; slot < range.last; ++slot)
+            prepare_row(*step.kernels, settings_.x, row_of_[slot], gate_ups_[active_of(slot).expert].panels(), stores_,
+                        slot, own);
+        return;
+    case 2:
+        multiply(step, gate_ups_, stores_, gate_up_, chunk);
+        return;
+    case 3: {
+        Source gated = settings_.gated;
+        gated.buffer = &gate_up_;
+        for (int64_t slot = range.first; slot < range.last; ++slot)
+            prepare_row(*step.kernels, gated, slot, downs_[active_of(slot).expert].panels(), down_stores_, slot, own);
+        return;
+    }
+    case 4:
+        multiply(step, downs_, down_stores_, down_, chunk);
+        return;
+    default:
+        const Step::Range rows = Step::part(step.rows, step.row_chunks(), chunk);
+        for (int64_t row = rows.first; row < rows.last; ++row)
+            combine(step, row);
+    }
+}
+
+// Counting sort of (row, place) by expert.
+void Experts::group(const Step &step) {
+    const int top_k = settings_.top_k;
+    std::vector<int32_t> begin(gate_ups_.size() + 1, 0);
+    for (int row = 0; row < step.rows; ++row) {
+        const int32_t *chosen = reinterpret_cast<const int32_t *>(settings_.chosen->row(row));
+        for (int place = 0; place < top_k; ++place)
+            ++begin[chosen[place] + 1];
+    }
+    active_.clear();
+    for (size_t expert = 0; expert < gate_ups_.size(); ++expert) {
+        const int count = begin[expert + 1];
+        begin[expert + 1] += begin[expert];
+        if (count)
+            active_.push_back({int(expert), begin[expert], begin[expert + 1]});
+    }
+    for (int row = 0; row < step.rows; ++row) {
+        const int32_t *chosen = reinterpret_cast<const int32_t *>(settings_.chosen->row(row));
+        for (int place = 0; place < top_k; ++place) {
+            const int slot = begin[chosen[place]]++;
+            row_of_[slot] = row;
+            weight_of_[slot] = settings_.weights->row(row)[place];
+            slots_of_[size_t(row) * top_k + place] = slot;
+        }
+        int32_t *mine = slots_of_.data() + size_t(row) * top_k;
+        std::sort(mine, mine + top_k);
+    }
+    for (size_t i = 0; i < active_.size(); ++i)
+        std::fill(active_index_.begin() + active_[i].first, active_index_.begin() + active_[i].last, int32_t(i));
+}
+
+const Experts::Active &Experts::active_of(int slot) const { return active_[active_index_[slot]]; }
+
+void Experts::multiply(const Step &step, const std::vector<Product> &products, const std::vector<PanelStore> &stores,
+                       const Buffer &out, int chunk) const {
+    const size_t index = chunk / pieces(step);
+    if (index >= active_.size())
+        return;
+    const Active &active = active_[index];
+    const Product &product = products[active.expert];
+    const Target target{out.row(active.first), out.stride, false, 1.0f, nullptr};
+    product.multiply(*step.kernels, stores, active.first, active.last - active.first, target,
+                     Step::part(product.blocks(), pieces(step), chunk % pieces(step)));
+}
+
+void Experts::combine(const Step &, int64_t row) const {
+    const int64_t width = downs_[0].outputs();
+    float *out = settings_.out->row(row), *sum = out;
+    const bool add = settings_.factor != 0.0f;
+    const int32_t *slots = slots_of_.data() + row * settings_.top_k;
+    if (add)
+        sum = down_.row(slots[0]); // a slot is one row's alone
+    for (int64_t i = 0; i < width; ++i) {
+        float total = 0.0f;
+        for (int place = 0; place < settings_.top_k; ++place)
+            total += weight_of_[slots[place]] * down_.row(slots[place])[i];
+        sum[i] = total;
+    }
+    if (add)
+        for (int64_t i = 0; i < width; ++i)
+            out[i] += settings_.factor * sum[i];
+}
+
+} // namespace appliance
