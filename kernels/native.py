@@ -6,6 +6,8 @@ The library is optional: an install without a C++ compiler leaves it out, and st
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +30,9 @@ def library() -> ctypes.CDLL | None:
             lib = ctypes.CDLL(str(path))
             lib.appliance_isa.restype = ctypes.c_char_p
             lib.appliance_isa.argtypes = []
+            lib.appliance_force_isa.restype = ctypes.c_int
+            lib.appliance_force_isa.argtypes = [ctypes.c_char_p]
+            lib.appliance_block_bytes.restype = ctypes.c_int64
             return lib
     return None
 
@@ -36,6 +41,18 @@ def isa() -> str:
     """Name of the widest instruction set native kernels may use here, or "" without the library."""
     lib = library()
     return "" if lib is None else str(lib.appliance_isa().decode("ascii"))
+
+
+@contextmanager
+def forced_isa(name: str) -> Iterator[bool]:
+    """Native kernels of another instruction set, in the whole process, for tests; False where it isn't there."""
+    lib = library()
+    there = lib is not None and bool(lib.appliance_force_isa(name.encode("ascii")))
+    try:
+        yield there
+    finally:
+        if lib is not None:
+            lib.appliance_force_isa(b"")
 
 
 def describe() -> str:

@@ -12,7 +12,8 @@
 //         scales      of the 16 rows: F16, BF16 or F32; SUB: int8, to be multiplied by the super-block's; NONE: nothing
 //         offsets     ZEROS: 16 bytes; BIASES: as the scales; CONSTANT: nothing
 //
-// Rows beyond the last and columns beyond the last are zeros. One layout serves every instruction set.
+// Rows beyond the last and columns beyond the last are zeros; the last super-block may have fewer groups. One layout
+// serves every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,7 @@ constexpr int kBlockRows = 16;
 constexpr int kActivationGroup = 32;
 
 // How many columns share an entry of Panel::sums: what a scale covers at least.
-inline int chunk(const Matrix &matrix) { return matrix.group % kActivationGroup == 0 ? kActivationGroup : 16; }
+static inline int chunk(const Matrix &matrix) { return matrix.group % kActivationGroup == 0 ? kActivationGroup : 16; }
 
 // Rows of activations as a product reads them.
 struct Panel {
@@ -77,7 +78,8 @@ struct LinearKernels {
     void (*quantise)(const float *x, int64_t columns, int chunk, int8_t *codes, float *scales, float *sums);
     // The same for a row that stays in floating point. `round_bf16`: first, x is rounded to bfloat16 in place.
     void (*sum)(float *x, int64_t columns, int chunk, bool round_bf16, float *sums);
-    // Row blocks first_block … last_block - 1 (of 16 rows) for all rows of the panel; codes where the panel has some.
+    // Row blocks first_block … last_block - 1 (of 16 rows) for all rows of the panel; its codes where it has some, which
+    // matrices of U4 and U8 can be multiplied with.
     // A row's result depends on nothing but itself: not on how many rows there are nor where it stands among them.
     void (*multiply)(const Matrix &matrix, const Panel &panel, const Target &target, int64_t first_block,
                      int64_t last_block);

@@ -70,6 +70,7 @@ static inline void store(int32_t *to, Ints x) {
 }
 static inline Ints operator+(Ints x, Ints y) { return EACH(Ints, _mm256_add_epi32, x, y); }
 static inline Ints operator&(Ints x, Ints y) { return EACH(Ints, _mm256_and_si256, x, y); }
+static inline Ints max(Ints x, Ints y) { return EACH(Ints, _mm256_max_epi32, x, y); }
 static inline Ints shift_left(Ints x, int bits) {
     return {_mm256_slli_epi32(x.a, bits), _mm256_slli_epi32(x.b, bits)};
 }
@@ -82,6 +83,12 @@ static inline int32_t reduce_add(Ints x) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
+}
+static inline int32_t reduce_max(Ints x) {
+    const __m256i eight = _mm256_max_epi32(x.a, x.b);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
 }
 
 static inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

@@ -42,9 +42,11 @@ static inline Ints load(const int32_t *from) { return {_mm512_loadu_si512(from)}
 static inline void store(int32_t *to, Ints x) { _mm512_storeu_si512(to, x.v); }
 static inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
+static inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
 static inline Ints shift_left(Ints a, int bits) { return {_mm512_slli_epi32(a.v, bits)}; }
 static inline Ints shift_right(Ints a, int bits) { return {_mm512_srli_epi32(a.v, bits)}; } // zeros come in
 static inline int32_t reduce_add(Ints a) { return _mm512_reduce_add_epi32(a.v); }
+static inline int32_t reduce_max(Ints a) { return _mm512_reduce_max_epi32(a.v); }
 
 static inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; } // to nearest, halves to even

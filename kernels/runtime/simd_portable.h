@@ -55,6 +55,7 @@ static inline Ints load(const int32_t *from) { LANES(Ints, from[i]); }
 static inline void store(int32_t *to, Ints x) { std::memcpy(to, x.v, sizeof x.v); }
 static inline Ints operator+(Ints a, Ints b) { LANES(Ints, a.v[i] + b.v[i]); }
 static inline Ints operator&(Ints a, Ints b) { LANES(Ints, a.v[i] & b.v[i]); }
+static inline Ints max(Ints a, Ints b) { LANES(Ints, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 static inline Ints shift_left(Ints a, int bits) { LANES(Ints, int32_t(uint32_t(a.v[i]) << bits)); }
 static inline Ints shift_right(Ints a, int bits) { LANES(Ints, int32_t(uint32_t(a.v[i]) >> bits)); } // zeros come in
 static inline int32_t reduce_add(Ints a) {
@@ -62,6 +63,11 @@ static inline int32_t reduce_add(Ints a) {
     for (int i = 0; i < kLanes; ++i)
         sum += a.v[i];
     return sum;
+}
+static inline int32_t reduce_max(Ints a) {
+    for (int i = 1; i < kLanes; ++i)
+        a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0];
+    return a.v[0];
 }
 
 static inline Floats to_floats(Ints a) { LANES(Floats, float(a.v[i])); }
