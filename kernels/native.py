@@ -6,6 +6,8 @@ The library is optional: an install without a C++ compiler leaves it out, and st
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +30,8 @@ def library() -> ctypes.CDLL | None:
             lib = ctypes.CDLL(str(path))
             lib.appliance_isa.restype = ctypes.c_char_p
             lib.appliance_isa.argtypes = []
+            lib.appliance_force_isa.argtypes = [ctypes.c_char_p]
+            lib.appliance_attention_partials.restype = ctypes.c_int64
             return lib
     return None
 
@@ -36,6 +40,22 @@ def isa() -> str:
     """Name of the widest instruction set native kernels may use here, or "" without the library."""
     lib = library()
     return "" if lib is None else str(lib.appliance_isa().decode("ascii"))
+
+
+@contextmanager
+def forced_isa(name: str) -> Iterator[None]:
+    """Kernels of another instruction set meanwhile, for tests.
+
+    Raises:
+        ValueError: this machine or this build hasn't it.
+    """
+    lib = library()
+    if lib is None or not lib.appliance_force_isa(name.encode("ascii")):
+        raise ValueError(f"instruction set {name!r} is not supported here")
+    try:
+        yield
+    finally:
+        lib.appliance_force_isa(b"")
 
 
 def describe() -> str:
