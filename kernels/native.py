@@ -33,6 +33,7 @@ def library() -> ctypes.CDLL | None:
             lib.appliance_force_isa.restype = ctypes.c_int
             lib.appliance_force_isa.argtypes = [ctypes.c_char_p]
             lib.appliance_block_bytes.restype = ctypes.c_int64
+            lib.appliance_attention_partials.restype = ctypes.c_int64
             return lib
     return None
 

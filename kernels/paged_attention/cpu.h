@@ -19,13 +19,14 @@ namespace appliance {
 
 enum class KvType : int32_t { F32, BF16, INT8 };
 
-constexpr int kKvTile = 16;      // tokens
-constexpr int kKvSegment = 256;  // tokens; a multiple of every block size
-constexpr int kQueryTokens = 32; // most tokens of one Attention
+constexpr int kKvTile = 16;       // tokens
+constexpr int kKvSegment = 256;   // tokens; a multiple of every block size
+constexpr int kQueryTokens = 32;  // most tokens of one Attention
+constexpr int kMaxHeadDim = 512;
 
 struct KvShape {
     KvType type;
-    int32_t kv_heads, head_dim, block_size, layers; // block_size: a multiple of 16
+    int32_t kv_heads, head_dim, block_size, layers; // block_size: 16, 32, 64, 128 or 256
 };
 
 inline int padded_head_dim(const KvShape &shape) { return (shape.head_dim + 15) / 16 * 16; }
@@ -53,9 +54,9 @@ struct Attention {
     int64_t query_stride, out_stride;
 };
 
-// The state of a row over a segment: highest score, total of the weights, weighted sum of values; padded_head_dim + 2
-// floats.
-inline int64_t partial_floats(const KvShape &shape) { return padded_head_dim(shape) + 2; }
+// The state of a row over a segment: weighted sum of values [padded_head_dim], highest score, total of the weights; the
+// rest keeps rows on whole cache lines. A row that sees nothing of the segment has a total of 0.
+inline int64_t partial_floats(const KvShape &shape) { return padded_head_dim(shape) + 16; }
 
 // Segments of the context that these tokens see: first … last - 1, counted from token 0.
 struct Segments {
@@ -72,7 +73,8 @@ struct AttentionKernels {
     void (*attend)(const Attention &attention);
     // One segment; partial: [tokens · query_heads][partial_floats].
     void (*attend_segment)(const Attention &attention, int32_t segment, float *partial);
-    // The same bits as `attend`, from the partials of all segments, [segment][tokens · query_heads][partial_floats].
+    // The same bits as `attend`, from the partials of segments first … last - 1, one after another:
+    // [segment][tokens · query_heads][partial_floats].
     void (*merge)(const Attention &attention, const float *partials);
 };
 

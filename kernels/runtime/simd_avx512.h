@@ -78,6 +78,16 @@ static inline void store_int8(void *to, Ints x) {
     _mm_storeu_si128(static_cast<__m128i *>(to), _mm512_cvtepi32_epi8(x.v));
 }
 
+#if defined(__AVX512BF16__)
+// sum + pairs of bfloat16 of each lane · one such pair, the same for all lanes.
+static inline Floats dot_bf16(Floats sum, Bytes pairs, uint32_t pair) {
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)pairs.v, (__m512bh)_mm512_set1_epi32(int32_t(pair)))};
+}
+static inline void store_bf16(void *to, Floats x) {
+    _mm256_storeu_si256(static_cast<__m256i *>(to), (__m256i)_mm512_cvtneps_pbh(x.v));
+}
+#endif
+
 static inline Bytes load_bytes(const void *from) { return {_mm512_loadu_si512(from)}; }
 static inline Ints as_ints(Bytes a) { return {a.v}; }
 static inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
