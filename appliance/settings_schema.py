@@ -85,9 +85,10 @@ class ModelSettings(_Section):
     )
     dtype: Literal["auto", "float32"] = setting(
         "auto",
-        "What the model is computed in.",
-        why="on the CPU the model is computed in float32; leave dtype at auto. To halve the KV memory, set "
-        "kv_cache_dtype to bfloat16",
+        "What the model is computed in, on the CPU float32. What the inputs of matrix products are rounded to is "
+        "activation_precision.",
+        why="on the CPU the model is computed in float32; leave dtype at auto. What the inputs of matrix products "
+        "are rounded to is activation_precision, what keys and values are kept in kv_cache_dtype",
     )
     quantization: str | None = setting(
         None,
@@ -101,6 +102,20 @@ class ModelSettings(_Section):
         "Where the model is computed.",
         why="only the CPU backend is there; leave device at auto",
     )
+    backend: Literal["auto", "cpu", "reference"] = setting(
+        "auto",
+        "Who computes: cpu is the native kernels, and refuses to start where they were not built; reference is plain "
+        "torch, exact and many times slower; auto is the kernels where they were built, else the reference.",
+        why="the backends are the native CPU kernels and the reference in torch; leave backend at auto",
+    )
+    activation_precision: Literal["int8", "bf16", "float32"] = setting(
+        "int8",
+        "What the native kernels round the inputs of matrix products to. int8, with a scale for every 32 values, is "
+        "the fastest and changes a few greedy tokens in a hundred of a small model; bf16 changes about one in a "
+        "thousand, and computes long prompts and many requests at once several times slower; float32 rounds nothing "
+        "and is the slowest. The reference always takes float32.",
+        why="bf16 rounds less than int8, float32 rounds nothing",
+    )
     tensor_parallel_size: int = setting(
         1,
         "Devices that share one model.",
@@ -113,7 +128,7 @@ class ModelSettings(_Section):
         None,
         "CPU threads of a step.",
         unit="threads",
-        absent="all cores that the process may use",
+        absent="as many as the cores that the process may use, by its affinity and the CPU quota of its control group",
         example=4,
         ge=1,
         le=1024,
@@ -174,10 +189,12 @@ class MemorySettings(_Section):
         gt=0,
         le=0.95,
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = setting(
         "auto",
-        "What keys and values are kept in; auto is float32 on the CPU. The 16-bit types halve the KV memory.",
-        why="the KV memory of the CPU backend keeps floats of 16 or 32 bits; bfloat16 is the smallest",
+        "What keys and values are kept in; auto is bfloat16 with the native kernels and float32 with the reference. "
+        "The 16-bit types take half the memory of float32, int8 about a quarter. float16 needs the reference, int8 "
+        "the native kernels.",
+        why="int8 is the smallest that the KV memory of the CPU backend keeps",
     )
     block_size: BlockSize = setting(
         16,

@@ -55,4 +55,4 @@ def parse_origin(text: str) -> str:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
-BlockSize = Annotated[Literal[8, 16, 32, 64], BeforeValidator(whole)]
+BlockSize = Annotated[Literal[16, 32, 64], BeforeValidator(whole)]

@@ -18,12 +18,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
         kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
         gpu_memory_utilization: most that a planned pool takes of the free memory, a share; None: a modest default.
-        kv_cache_dtype: "float32", "bfloat16" or "float16"; "auto" is what the backend computes in.
+        kv_cache_dtype: "float32", "bfloat16", "float16" or "int8", where the backend has it; "auto": its own choice.
         swap_space: GiB of further memory for the blocks of waiting requests; said to be unused by a backend
             with one kind of memory.
         quantization: what the user believes the weights to be; disagreement with the tensors is a note.
         seed: makes the seeds drawn for requests without one repeatable; None: they are random.
         num_threads: CPU threads of a step; None: the cores this process may use.
+        backend: "cpu" (the native kernels), "reference" (torch) or "auto": the kernels where they were built.
+        activation_precision: what the native kernels round activations to before a product: "int8", "bf16" or
+            "float32".
     """
 
     model_path: str
@@ -39,6 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     seed: int | None = None
     num_threads: int | None = None
+    backend: str = "auto"
+    activation_precision: str = "int8"
 
     @property
     def token_budget(self) -> int:

@@ -44,6 +44,12 @@ class UnsupportedModelError(EngineError):
     code = "unsupported_model"
 
 
+class BackendError(EngineError):
+    """The backend that was asked for is not there, or cannot do what a setting asks of it."""
+
+    code = "unsupported_backend"
+
+
 class MemoryPlanError(EngineError):
     """The model or the smallest useful KV pool does not fit in the memory that is free."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 # Whole blocks fit between the boundaries at which attention splits a context.
-BLOCK_SIZES = (8, 16, 32, 64)
+BLOCK_SIZES = (16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)

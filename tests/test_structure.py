@@ -24,6 +24,7 @@ TORCH_FREE = [
     "appliance.engine.types",
     "appliance.engine.errors",
     "appliance.engine.config",
+    "appliance.engine.backends",
     "appliance.engine.protocol",
     "appliance.engine.blocks",
     "appliance.engine.kv_cache",

@@ -39,12 +39,12 @@ def refused(**flags: Any) -> str:
 def test_flags_go_over_the_environment_over_the_file_over_defaults(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config.write_text("port = 1\nmax_num_seqs = 1\nblock_size = 8\nallowed_hosts = ['a', 'b']\n")
+    config.write_text("port = 1\nmax_num_seqs = 1\nblock_size = 32\nallowed_hosts = ['a', 'b']\n")
     monkeypatch.setenv("APPLIANCE_PORT", "2")
     monkeypatch.setenv("APPLIANCE_MAX_NUM_SEQS", "2")
     resolved = resolve({"port": 3, "host": None})
     got = resolved.settings
-    assert (got.port, got.max_num_seqs, got.block_size, got.host) == (3, 2, 8, "127.0.0.1")
+    assert (got.port, got.max_num_seqs, got.block_size, got.host) == (3, 2, 32, "127.0.0.1")
     assert got.allowed_hosts == ("a", "b")
     assert resolved.origins == {
         "port": "--port",
@@ -67,7 +67,7 @@ def test_a_list_in_the_environment(text: str, keys: tuple[str, ...], monkeypatch
 def test_an_empty_value_takes_back_what_the_file_sets(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text(
         "ssl_certfile = '/c'\nssl_keyfile = '/k'\nseed = 7\nport = 9\nhost = '0.0.0.0'\n"
-        "model = 'other'\nallowed_hosts = ['a']\ndownload_dir = '/elsewhere'\nblock_size = 8\n"
+        "model = 'other'\nallowed_hosts = ['a']\ndownload_dir = '/elsewhere'\nblock_size = 32\n"
     )
     for name in tomllib.loads(config.read_text()):
         monkeypatch.setenv(f"APPLIANCE_{name.upper()}", "")
@@ -133,10 +133,12 @@ def test_a_file_cannot_say_where_it_is(config: Path) -> None:
 OUT_OF_RANGE: list[tuple[str, Any, str]] = [
     ("dtype", "bfloat16", "computed in float32; leave dtype at auto"),
     ("device", "cuda", "leave device at auto"),
-    ("kv_cache_dtype", "fp8", "bfloat16 is the smallest"),
+    ("kv_cache_dtype", "fp8", "int8 is the smallest"),
     ("tensor_parallel_size", 2, "leave tensor_parallel_size at 1"),
     ("tensor_parallel_size", 0, "greater than or equal to 1"),
-    ("block_size", 24, "8, 16, 32 or 64"),
+    ("block_size", 8, "16, 32 or 64"),
+    ("backend", "torch", "leave backend at auto"),
+    ("activation_precision", "int4", "float32 rounds nothing"),
     ("max_model_len", 15, "greater than or equal to 16"),
     ("max_model_len", 2**31, "less than or equal to"),
     ("max_num_seqs", 0, "greater than or equal to 1"),
@@ -275,6 +277,8 @@ def test_the_engine_gets_what_concerns_it() -> None:
         "quantization": "awq",
         "seed": 5,
         "num_threads": 2,
+        "backend": "reference",
+        "activation_precision": "bf16",
     }
     assert Settings(**given).engine_config(Path("/m")) == EngineConfig(model_path="/m", **given)
     assert set(given) == set(EngineConfig.__struct_fields__) - {"model_path"}
@@ -310,7 +314,7 @@ def test_every_setting_is_described() -> None:
     shown = {name: values(name) for name in ("port", "block_size", "gpu_memory_utilization", "seed", "model")}
     assert shown == {
         "port": "0 to 65535",
-        "block_size": "8, 16, 32, 64 tokens",
+        "block_size": "16, 32, 64 tokens",
         "gpu_memory_utilization": "more than 0 and at most 0.95 of what is free",
         "seed": "0 to 2^63 - 1",
         "model": "text",

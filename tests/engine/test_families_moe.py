@@ -88,7 +88,7 @@ def test_greedy_tokens_agree_with_transformers(name: str) -> None:
 def test_the_engine_says_what_transformers_says_in_chunks_and_among_strangers(name: str) -> None:
     expected = load_file(GOLDEN / name / "expected.safetensors")
     rows = real_rows(expected)
-    engine = start(str(GOLDEN / name), max_num_batched_tokens=16, block_size=8)
+    engine = start(str(GOLDEN / name), max_num_batched_tokens=16)
     prompts = [*rows, [7, 90, 33] * 20, rows[0][:9], [64] * 40]
     assert [list(text) for text in run(engine, prompts, max_tokens=16)[:2]] == expected["greedy"].tolist()
 

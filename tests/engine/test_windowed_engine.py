@@ -22,7 +22,7 @@ from appliance.engine.types import Request
 from appliance.kernels.kv_layout import KVGroup
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB = 32, 2, 1, 16, 48, 64
-BLOCK = 8
+BLOCK = 16
 BLOCK_BYTES = 2 * KV_HEADS * BLOCK * HEAD_DIM * 4  # of one layer, in float32
 # Two groups that give blocks back and one that doesn't; and none that doesn't.
 MIXED, ALL_WINDOWS = (20, 0, 20, 9), (9, 20, 9, 20)
@@ -119,9 +119,9 @@ def run(
     return dict(texts)
 
 
-@pytest.mark.parametrize("windows", [MIXED, ALL_WINDOWS])
+@pytest.mark.parametrize(("windows", "too_few"), [(MIXED, 22), (ALL_WINDOWS, 24)])
 def test_text_is_that_of_one_group_whatever_the_chunks_the_cache_and_the_memory(
-    start: Start, windows: tuple[int, ...]
+    start: Start, windows: tuple[int, ...], too_few: int
 ) -> None:
     expected = run(start(windows, whole=True, enable_prefix_caching=False))
     assert expected != run(start((0, 0, 0, 0), enable_prefix_caching=False)), "windows must matter"
@@ -130,10 +130,10 @@ def test_text_is_that_of_one_group_whatever_the_chunks_the_cache_and_the_memory(
     cached = start(windows)
     assert run(cached) == expected
     assert run(cached) == expected
-    assert cached.stats().prefix_hit_tokens_total == 88 + 32
+    assert cached.stats().prefix_hit_tokens_total == 80 + 32
     further = [[*prompt, 9, 8, 7] for prompt in PROMPTS[::2]]
     assert run(cached, further) == run(start(windows, whole=True), further)
-    tight = start(windows, kv_cache_memory_bytes=40 * BLOCK_BYTES)
+    tight = start(windows, kv_cache_memory_bytes=too_few * BLOCK_BYTES)
     assert run(tight) == expected
     assert tight.stats().preemptions_total > 0
 
@@ -142,7 +142,7 @@ def test_text_is_that_of_one_group_whatever_the_chunks_the_cache_and_the_memory(
 def test_continuations_are_those_of_one_group(start: Start, windows: tuple[int, ...]) -> None:
     expected = run(start(windows, whole=True), PROMPTS[:2], n=4, max_tokens=12)
     assert len(set(expected.values())) == 8
-    for config in ({}, {"max_num_seqs": 2}, {"kv_cache_memory_bytes": 40 * BLOCK_BYTES}):
+    for config in ({}, {"max_num_seqs": 2}, {"kv_cache_memory_bytes": 30 * BLOCK_BYTES}):
         assert run(start(windows, **config), PROMPTS[:2], n=4, max_tokens=12) == expected
 
 
@@ -187,7 +187,7 @@ def beams(engine: Engine, width: int = 3, length: int = 12) -> list[tuple[int, .
     return [text for text, _ in found.values()]
 
 
-@pytest.mark.parametrize("config", [{}, {"kv_cache_memory_bytes": 48 * BLOCK_BYTES}, {"max_num_seqs": 2}])
+@pytest.mark.parametrize("config", [{}, {"kv_cache_memory_bytes": 24 * BLOCK_BYTES}, {"max_num_seqs": 2}])
 def test_steered_beams_are_those_of_one_group(start: Start, config: dict[str, Any]) -> None:
     assert beams(start(MIXED, **config)) == beams(start(MIXED, whole=True))
 
@@ -202,23 +202,23 @@ def test_blocks_in_use_stay_bounded_as_the_context_grows(start: Start) -> None:
         used.append([pool.num_used for pool in engine.scheduler.kv.pools])
         engine.run(plan)
     full, short, long = zip(*used, strict=True)
-    assert max(full) == 38  # 300 tokens, of which the last is not computed
-    # Windows of 9 and 20 and chunks of 32 tokens: 40 and 51 consecutive tokens in blocks of 8.
-    assert (max(short), max(long)) == (6, 8)
+    assert max(full) == 19  # 300 tokens, of which the last is not computed
+    # Windows of 9 and 20 and chunks of 32 tokens: 40 and 51 consecutive tokens in blocks of 16.
+    assert (max(short), max(long)) == (4, 5)
     # One token at a time sees 9 and 20 tokens.
-    assert (max(short[10:]), max(long[10:])) == (2, 4)
+    assert (max(short[10:]), max(long[10:])) == (2, 3)
     assert engine.info.max_model_len == 512
 
 
 def test_windows_leave_room_for_longer_contexts_and_say_what_they_take(start: Start) -> None:
-    budget = 100 * BLOCK_BYTES
+    budget = 50 * BLOCK_BYTES
     whole = start(MIXED, whole=True, kv_cache_memory_bytes=budget)
-    assert (whole.info.max_model_len, whole.info.kv_block_bytes) == (200, 4 * BLOCK_BYTES)
-    # One layer keeps all, one holds 6 blocks, two 8 of two layers each.
+    assert (whole.info.max_model_len, whole.info.kv_block_bytes) == (192, 4 * BLOCK_BYTES)
+    # One layer keeps all, one holds 4 blocks, two 5 of two layers each.
     engine = start(MIXED, kv_cache_memory_bytes=budget)
     assert engine.info.max_model_len == 512
     sizes = [pool.num_blocks for pool in engine.scheduler.kv.pools]
-    assert sizes[0] == 64
+    assert sizes[0] == 32
     stats = engine.stats()
     assert (stats.blocks_total, stats.blocks_free) == (sum(sizes), sum(sizes))
     taken = (sizes[0] + sizes[1] + 2 * sizes[2]) * BLOCK_BYTES
