@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from appliance.engine.types import HOLE, PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow
 from appliance.kernels.paged_attention import QUERY_TILE, kv_tiles
 
 
@@ -28,7 +29,6 @@ class Batch:
         groups: one per KV group.
         query_rows, query_positions: [items, QUERY_TILE].
         active: for each of the `kv_tiles`, how many leading items reach into it.
-        row_starts: for each row of the plan, where its tokens begin.
     """
 
     token_ids: torch.Tensor
@@ -37,7 +37,6 @@ class Batch:
     query_rows: torch.Tensor
     query_positions: torch.Tensor
     active: tuple[int, ...]
-    row_starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,12 @@ class _Item:
     positions: list[int]
 
 
-def build_batch(plan: StepPlan, block_size: int) -> Batch:
-    """Lay the plan's rows out. The plan has at least one row."""
+def build_batch(rows: Sequence[PlanRow], block_size: int) -> Batch:
+    """Lay the rows of a plan out, of which there is at least one."""
     token_ids: list[int] = []
     positions: list[int] = []
-    row_starts: list[int] = []
     items: list[_Item] = []
-    for row in plan.rows:
-        row_starts.append(len(token_ids))
+    for row in rows:
         items += _items(row, first=len(token_ids))
         token_ids += row.token_ids
         positions += range(row.start, row.start + row.n_tokens)
@@ -66,11 +63,10 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
     return Batch(
         token_ids=torch.tensor(token_ids),
         positions=torch.tensor(positions),
-        groups=tuple(_group(plan, items, g, width, block_size) for g in range(len(plan.rows[0].tables))),
+        groups=tuple(_group(rows, items, g, width, block_size) for g in range(len(rows[0].tables))),
         query_rows=torch.tensor([item.rows for item in items]),
         query_positions=torch.tensor([item.positions for item in items]),
         active=tuple(sum(item.positions[-1] >= start for item in items) for start, _ in tiles),
-        row_starts=tuple(row_starts),
     )
 
 
@@ -83,11 +79,11 @@ def _items(row: PlanRow, first: int) -> list[_Item]:
     return items
 
 
-def _group(plan: StepPlan, items: list[_Item], group: int, width: int, block_size: int) -> GroupIndex:
+def _group(rows: Sequence[PlanRow], items: list[_Item], group: int, width: int, block_size: int) -> GroupIndex:
     blocks: list[int] = []
     offsets: list[int] = []
     padded: dict[tuple[str, int], list[int]] = {}
-    for row in plan.rows:
+    for row in rows:
         table = row.tables[group]
         for position in range(row.start, row.start + row.n_tokens):
             blocks.append(table[position // block_size])

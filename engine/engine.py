@@ -60,7 +60,7 @@ class Engine:
             block_size=config.block_size,
             kv_block_bytes=model.kv_block_bytes,
             weight_bytes=model.weight_bytes,
-            backend="torch",
+            backend=model.backend.value,
             native_isa=native.isa(),
             notes=model.notes,
         )

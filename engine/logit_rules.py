@@ -10,10 +10,16 @@ import torch
 from appliance.engine.types import PlanRow
 
 
+def has_rules(row: PlanRow) -> bool:
+    """Whether `apply_rules` may change anything."""
+    sampling = row.sampling
+    return bool(sampling.logit_bias or sampling.needs_context or row.forbidden)
+
+
 def apply_rules(logits: torch.Tensor, row: PlanRow) -> torch.Tensor:
     """Logits [vocab] after bias, penalties and bans, in this order; `logits` itself is left as it is."""
     sampling = row.sampling
-    if not (sampling.logit_bias or sampling.needs_context or row.forbidden):
+    if not has_rules(row):
         return logits
     out = logits.clone()
     for token_id, bias in sampling.logit_bias.items():

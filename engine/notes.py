@@ -5,11 +5,14 @@ from __future__ import annotations
 from appliance.engine.config import EngineConfig
 
 
-def load_notes(config: EngineConfig, memory_note: str, tensor_types: tuple[str, ...]) -> tuple[str, ...]:
+def load_notes(
+    config: EngineConfig, memory_note: str, precision_note: str, tensor_types: tuple[str, ...]
+) -> tuple[str, ...]:
     """One sentence for each wish that a loaded model on a backend with one kind of memory does not fulfil.
 
     Args:
         memory_note: what the memory plan has to say, "" for nothing.
+        precision_note: as `backends.precision_note`.
         tensor_types: the file's, the one that most bytes are of first.
     """
     swap = ""
@@ -18,7 +21,8 @@ def load_notes(config: EngineConfig, memory_note: str, tensor_types: tuple[str, 
             f"swap_space asks for {config.swap_space:g} GiB, but KV memory on the CPU has one tier and needs no "
             "other: preempted requests are computed again"
         )
-    return tuple(note for note in (memory_note, swap, _quantization_note(config, tensor_types)) if note)
+    notes = (memory_note, precision_note, swap, _quantization_note(config, tensor_types))
+    return tuple(note for note in notes if note)
 
 
 def _quantization_note(config: EngineConfig, tensor_types: tuple[str, ...]) -> str:

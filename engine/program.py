@@ -166,6 +166,18 @@ def matrices(op: Op) -> tuple[tuple[str, ...], ...]:
     return (*op.gate_ups, *op.downs) if isinstance(op, Experts) else ()
 
 
+def vectors(op: Op) -> tuple[str, ...]:
+    """The weights that are no matrices: of norms, and sinks."""
+    match op:
+        case RmsNorm():
+            return (op.weight,)
+        case QKRmsNorm():
+            return (op.q_weight, op.k_weight)
+        case PagedAttention() if op.sinks:
+            return (op.sinks,)
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class StepProgram:
     """The operations of a step in order.

@@ -4,84 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import cast
 
 import torch
 
-from appliance.engine.batch import Batch, build_batch
+from appliance.engine.backends import Backend, choose_backend, kv_dtype, precision_note
 from appliance.engine.config import EngineConfig
 from appliance.engine.decoder import build_program
-from appliance.engine.executors import TorchExecutor
+from appliance.engine.executors import LOGITS_BYTES, CpuExecutor, Executor, TorchExecutor
 from appliance.engine.families import read_spec
 from appliance.engine.logprobs import score
 from appliance.engine.machine import available_memory, usable_cpus
 from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 from appliance.engine.notes import load_notes
-from appliance.engine.sampler import sample
+from appliance.engine.sampler import is_greedy, sample
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
 from appliance.engine.weights import ModelWeights, Progress
+from appliance.kernels import native
 from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.kernels.linear.cpu import Precision
 from appliance.quant.checkpoint import open_checkpoint
 
 # The torch executor keeps the matrices of a model dequantised where they take no more than this, nor more than this
 # share of the free memory: a small model runs many times faster so. A larger one costs what its codes cost.
 _DENSE_BYTES = 2 * 2**30
 _DENSE_SHARE = 0.5
-_KV_DTYPES = {
-    "auto": torch.float32,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-# Logits of a whole prompt would take gigabytes: they are computed and used up in portions of this size.
-_LOGITS_BYTES = 64 * 2**20
 
 
 class Runner:
-    """Executes plans: copies blocks, builds the batch, runs the program, scores and samples."""
+    """Executes plans: copies blocks, runs the program, scores and samples."""
 
-    def __init__(self, executor: TorchExecutor, block_size: int, vocab_size: int) -> None:
+    def __init__(self, executor: Executor, vocab_size: int) -> None:
         self._executor = executor
-        self._block_size = block_size
-        self._rows_at_once = max(1, _LOGITS_BYTES // (4 * vocab_size))
+        self._rows_at_once = max(1, LOGITS_BYTES // (4 * vocab_size))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan."""
         self._executor.copy_blocks(plan.copies)
         if not plan.rows:
             return StepResult(())
-        batch = build_batch(plan, self._block_size)
-        hidden = self._executor.run(batch)
-        results = [RowResult(failed=failed) for failed in self._failed(plan, batch, hidden)]
-        sampled = [i for i, row in enumerate(plan.rows) if row.wants_logits and not results[i].failed]
-        places = [batch.row_starts[index] + plan.rows[index].n_tokens - 1 for index in sampled]
-        for index, logits in zip(sampled, self._logits(hidden, places, batch), strict=True):
+        starts = list(accumulate((row.n_tokens for row in plan.rows), initial=0))
+        last = [stop - 1 for stop in starts[1:]]
+        sampled = [index for index, row in enumerate(plan.rows) if row.wants_logits]
+        greedy = [index for index in sampled if is_greedy(plan.rows[index])]
+        output = self._executor.run(plan.rows, [last[index] for index in greedy])
+        results = [RowResult(failed=not all(output.finite[a:b])) for a, b in pairwise(starts)]
+        for index, token_id in zip(greedy, output.largest, strict=True):
+            ids = (max(token_id, 0),) * len(plan.rows[index].seeds)
+            results[index] = RowResult(ids, failed=results[index].failed or token_id < 0)
+        drawn = [index for index in sampled if index not in set(greedy) and not results[index].failed]
+        for index, logits in zip(drawn, self._logits([last[index] for index in drawn]), strict=True):
             results[index] = sample(logits, plan.rows[index])
         for index, row in enumerate(plan.rows):
             if row.targets and not results[index].failed:
-                first = batch.row_starts[index] + row.score_offset
-                results[index] = self._scored(results[index], row, hidden, first, batch)
+                results[index] = self._scored(results[index], row, starts[index] + row.score_offset)
         return StepResult(tuple(results))
 
-    def _failed(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> list[bool]:
-        """For each row of the plan, whether any of its tokens has a hidden state that is not finite."""
-        finite = hidden.isfinite().all(dim=-1).tolist()
-        starts = zip(plan.rows, batch.row_starts, strict=True)
-        return [not all(finite[start : start + row.n_tokens]) for row, start in starts]
+    def _logits(self, tokens: Sequence[int]) -> Iterator[torch.Tensor]:
+        """The logits [vocab] of each of these tokens of the step, never more than `LOGITS_BYTES` at once."""
+        for start in range(0, len(tokens), self._rows_at_once):
+            yield from self._executor.logits(tokens[start : start + self._rows_at_once])
 
-    def _logits(self, hidden: torch.Tensor, places: Sequence[int], batch: Batch) -> Iterator[torch.Tensor]:
-        """The logits [vocab] of each of the rows `places` of `hidden`, never more than `_LOGITS_BYTES` at once."""
-        for start in range(0, len(places), self._rows_at_once):
-            yield from self._executor.logits(hidden[list(places[start : start + self._rows_at_once])], batch)
-
-    def _scored(
-        self, result: RowResult, row: PlanRow, hidden: torch.Tensor, first: int, batch: Batch
-    ) -> RowResult:
-        """`result` with the log probabilities of the row's targets."""
-        places = range(first, first + len(row.targets))
+    def _scored(self, result: RowResult, row: PlanRow, first: int) -> RowResult:
+        """`result` with the log probabilities of the row's targets, whose logits begin with those of token `first`."""
+        tokens = range(first, first + len(row.targets))
         scored: list[PositionLogprobs] = []
         failed = result.failed
-        for target, logits in zip(row.targets, self._logits(hidden, places, batch), strict=True):
+        for target, logits in zip(row.targets, self._logits(tokens), strict=True):
             failed = failed or not bool(logits.isfinite().all())
             scored += score(logits.unsqueeze(0), [target], row.sampling.prompt_logprobs or 0)
         return replace(result, prompt_logprobs=tuple(scored), failed=failed)
@@ -104,6 +95,7 @@ class LoadedModel:
     weight_bytes: int
     eos_token_ids: frozenset[int]
     notes: tuple[str, ...]
+    backend: Backend
 
 
 def kv_groups(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
@@ -114,6 +106,35 @@ def kv_groups(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
     return tuple(
         KVGroup(tuple(indices), spec.num_kv_heads, spec.head_dim, dtype, window)
         for window, indices in sorted(layers.items())
+    )
+
+
+def _executor(
+    config: EngineConfig,
+    backend: Backend,
+    kv: str,
+    spec: DecoderSpec,
+    weights: ModelWeights,
+    layout: KVLayout,
+    progress: Progress,
+) -> Executor:
+    program, threads = build_program(spec), config.num_threads or usable_cpus()
+    if backend is Backend.REFERENCE:
+        torch.set_num_threads(threads)
+        dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
+        return TorchExecutor(program, spec, weights, layout, dense_bytes, progress)
+    # What torch still does between steps is too small to be shared, and its threads would be in the way of ours.
+    torch.set_num_threads(1)
+    return CpuExecutor(
+        program,
+        spec,
+        weights,
+        layout,
+        kv_dtype=kv,
+        precision=cast(Precision, config.activation_precision),
+        threads=threads,
+        max_tokens=config.token_budget,
+        progress=progress,
     )
 
 
@@ -128,17 +149,17 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         UnsupportedModelError: its architecture or a feature of it is not supported.
         MemoryPlanError: no useful KV pool fits.
     """
-    torch.set_num_threads(config.num_threads or usable_cpus())
+    backend = choose_backend(config, native.library() is not None)
+    kv = kv_dtype(config, backend)
     with open_checkpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
-        layout = KVLayout(kv_groups(spec, _KV_DTYPES[config.kv_cache_dtype]), config.block_size)
-        dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
-        executor = TorchExecutor(build_program(spec), spec, weights, layout, dense_bytes, progress)
+        layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
+        executor = _executor(config, backend, kv, spec, weights, layout, progress)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
         notes = checkpoint.notes
-    block_bytes = [layout.block_bytes(group) for group in range(len(layout.groups))]
+    block_bytes = [executor.block_bytes(group) for group in range(len(layout.groups))]
     windows = tuple(group.window for group in layout.groups)
     memory = plan_memory(
         free_bytes=available_memory(),
@@ -154,12 +175,13 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     executor.attach_pools(memory.num_blocks, memory.max_model_len)
     pool_bytes = sum(n * size for n, size in zip(memory.num_blocks, block_bytes, strict=True))
     return LoadedModel(
-        runner=Runner(executor, config.block_size, spec.vocab_size),
+        runner=Runner(executor, spec.vocab_size),
+        backend=backend,
         spec=spec,
         memory=memory,
         windows=windows,
         kv_block_bytes=pool_bytes // sum(memory.num_blocks),
         weight_bytes=executor.weight_bytes,
         eos_token_ids=eos_token_ids,
-        notes=notes + load_notes(config, memory.note, tensor_types),
+        notes=notes + load_notes(config, memory.note, precision_note(config, backend), tensor_types),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from appliance.engine.logit_rules import apply_rules
+from appliance.engine.logit_rules import apply_rules, has_rules
 from appliance.engine.logprobs import score
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.seeds import keyed_uniform
@@ -13,6 +13,11 @@ from appliance.engine.types import PlanRow, RowResult
 # Nearly always the nucleus lies within this many tokens, and the rest of the vocabulary need not be sorted.
 _NUCLEUS_GUESS = 512
 _XTC_STREAM = 1
+
+
+def is_greedy(row: PlanRow) -> bool:
+    """Whether the id of the row's largest logit is all that is wanted."""
+    return row.sampling.temperature == 0 and row.sampling.logprobs is None and not has_rules(row)
 
 
 def sample(logits: torch.Tensor, row: PlanRow) -> RowResult:

@@ -47,12 +47,20 @@ class ModelWeights:
         Neighbours of one scheme and permutation become one matrix; unlike ones stay parts of their own.
         """
         weights = [self.read(name) for name in names]
-        biases = [
-            self.vector(f"{name}.bias") if f"{name}.bias" in self.names else torch.zeros(weight.shape[0])
-            for name, weight in zip(names, weights, strict=True)
-        ]
-        has_bias = any(bool(bias.any()) for bias in biases)
-        return QuantizedLinear(tuple(_fused(weights)), torch.cat(biases) if has_bias else None)
+        return QuantizedLinear(tuple(_fused(weights)), self.bias(names))
+
+    def bias(self, names: tuple[str, ...]) -> torch.Tensor | None:
+        """The biases of the named matrices one after the other, zeros where only some have one; None without any."""
+        found = [self.vector(f"{name}.bias") if f"{name}.bias" in self.names else None for name in names]
+        if not any(bias is not None and bool(bias.any()) for bias in found):
+            return None
+        shapes = (self._checkpoint.shape(name) for name in names)
+        return torch.cat(
+            [
+                torch.zeros(shape[0]) if bias is None else bias
+                for bias, shape in zip(found, shapes, strict=True)
+            ]
+        )
 
 
 def read_layers(

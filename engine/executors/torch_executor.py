@@ -12,11 +12,12 @@ from typing import ClassVar
 import torch
 
 from appliance.engine import program as ops
-from appliance.engine.batch import Batch
+from appliance.engine.batch import Batch, build_batch
+from appliance.engine.executors.base import LOGITS_BYTES, StepOutput
 from appliance.engine.executors.matrix import Matrix
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
-from appliance.engine.types import BlockCopy
+from appliance.engine.types import BlockCopy, PlanRow
 from appliance.engine.weights import ModelWeights, Progress, read_layers
 from appliance.kernels.gated_product import clamped_swiglu_mul, gelu_mul, gelu_tanh_mul, silu_mul
 from appliance.kernels.kv_layout import KVLayout
@@ -61,57 +62,64 @@ class TorchExecutor:
         self._vectors: dict[str, torch.Tensor] = {}
         self._embeddings: dict[str, Weight] = {}
         for op in program.ops:
-            if isinstance(op, ops.RmsNorm):
-                self._vectors[op.weight] = weights.vector(op.weight)
-            elif isinstance(op, ops.QKRmsNorm):
-                self._vectors |= {name: weights.vector(name) for name in (op.q_weight, op.k_weight)}
-            elif isinstance(op, ops.PagedAttention) and op.sinks:
-                self._vectors[op.sinks] = weights.vector(op.sinks)
+            self._vectors |= {name: weights.vector(name) for name in ops.vectors(op)}
         self._load_matrices(weights, dense_bytes, progress)
         self._buffers: dict[str, torch.Tensor] = {}
+        # Of the last step.
+        self._batch: Batch | None = None
+        self._hidden = torch.empty(0)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the weights take in memory as they are held here."""
         matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
+    def block_bytes(self, group: int) -> int:
+        return self._layout.block_bytes(group)
+
     def attach_pools(self, num_blocks: Sequence[int], max_model_len: int) -> None:
-        """Allocate the pool of each KV group, and the rotary tables for the context that is served."""
         self._rope_tables = [
             rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes
         ]
         self._pools = tuple(self._layout.allocate(group, count) for group, count in enumerate(num_blocks))
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Compute a step: writes the batch's keys and values, returns hidden states [tokens, hidden], float32."""
+    def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
         # The tiles were found for this number of threads; another part of the process may have changed it.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        batch = build_batch(rows, self._layout.block_size)
         self._buffers.clear()
         for pool, where in zip(self._pools, batch.groups, strict=True):
             # What a block held before is masked, but not a number times nothing would still not be a number.
             pool[where.write_blocks[where.write_offsets == 0]] = 0
         for op in self._program.body:
             self._HANDLERS[type(op)](self, op, batch)
-        hidden = self._buffers[self._program.hidden]
+        self._batch, self._hidden = batch, self._buffers[self._program.hidden]
         self._buffers.clear()
-        return hidden
+        return StepOutput(self._hidden.isfinite().all(dim=-1).tolist(), self._largest(greedy))
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Float32 logits [rows, vocab] of some rows of what `run` returned."""
-        self._buffers[self._program.hidden] = hidden
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        assert self._batch is not None
+        self._buffers[self._program.hidden] = self._hidden[list(tokens)]
         for op in self._program.head:
-            self._HANDLERS[type(op)](self, op, batch)
+            self._HANDLERS[type(op)](self, op, self._batch)
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
 
+    def _largest(self, tokens: Sequence[int]) -> list[int]:
+        at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
+        found: list[int] = []
+        for start in range(0, len(tokens), at_once):
+            logits = self.logits(tokens[start : start + at_once])
+            ids = torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1)
+            found += ids.tolist()
+        return found
+
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks, one after the other in the order given."""
         for copy in copies:
             pool = self._pools[copy.source.group]
             pool[copy.target.id] = pool[copy.source.id]

@@ -26,7 +26,7 @@ COLUMNS_MULTIPLE = 32
 GROUP_MULTIPLE = 16
 ALIGNMENT = 64
 
-_PRECISIONS = ("int8", "bf16", "float32")
+PRECISIONS = ("int8", "bf16", "float32")
 _DENSE = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -238,7 +238,7 @@ def multiply_into(
         ctypes.byref(matrix.matrix()),
         _pointer(x),
         ctypes.c_int64(len(x)),
-        ctypes.c_int32(_PRECISIONS.index(precision)),
+        ctypes.c_int32(PRECISIONS.index(precision)),
         ctypes.byref(target),
         ctypes.c_int64(blocks.start),
         ctypes.c_int64(blocks.stop),

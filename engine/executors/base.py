@@ -1,0 +1,55 @@
+"""What the runner asks of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from appliance.engine.types import BlockCopy, PlanRow
+
+# Logits of a whole prompt would take gigabytes: they are computed and used up in portions of this size.
+LOGITS_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step says of its tokens, which are numbered in the order of the plan's rows.
+
+    Attributes:
+        finite: of each token, whether its hidden state holds finite numbers alone.
+        largest: of each token that was asked about, the id of its largest logit (the first of equal ones); -1 where a
+            logit is not a finite number.
+    """
+
+    finite: list[bool]
+    largest: list[int]
+
+
+class Executor(Protocol):
+    """Runs a step program over one model's weights and KV pools."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory as they are held here."""
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of a KV group."""
+
+    def attach_pools(self, num_blocks: Sequence[int], max_model_len: int) -> None:
+        """Allocate the pool of each KV group, and the rotary tables for the context that is served."""
+
+    def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
+        """Compute a step of at least one row: writes its keys and values.
+
+        Args:
+            greedy: tokens whose largest logit is wanted.
+        """
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Float32 logits [len(tokens), vocab] of tokens of the last step."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, one after the other in the order given."""

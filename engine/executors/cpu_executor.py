@@ -1,0 +1,111 @@
+"""The executor of the native library: a step is one call."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from appliance.engine import program as ops
+from appliance.engine.executors.base import StepOutput
+from appliance.engine.executors.lowering import Parts, lower
+from appliance.engine.executors.packing import pack_matrices
+from appliance.engine.executors.rope_frequencies import rope_frequencies
+from appliance.engine.spec import DecoderSpec
+from appliance.engine.types import BlockCopy, PlanRow
+from appliance.engine.weights import ModelWeights, Progress
+from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.linear.cpu import Precision
+from appliance.kernels.paged_attention.cpu import KvShape, KvType
+from appliance.kernels.rope import rope_table
+from appliance.kernels.runtime.model import NativeModel
+
+
+class CpuExecutor:
+    """Runs a step program by native kernels over packed weights.
+
+    Args:
+        weights: read and packed while loading, one matrix at a time, and let go.
+        kv_dtype: "float32", "bfloat16" or "int8".
+        precision: what activations are rounded to before products.
+        threads: that compute a step.
+        max_tokens: most tokens of a step.
+        progress: told how far reading the weights has come.
+    """
+
+    def __init__(
+        self,
+        program: ops.StepProgram,
+        spec: DecoderSpec,
+        weights: ModelWeights,
+        layout: KVLayout,
+        *,
+        kv_dtype: str,
+        precision: Precision,
+        threads: int,
+        max_tokens: int,
+        progress: Progress,
+    ) -> None:
+        self._program = program
+        self._spec = spec
+        self._layout = layout
+        self._precision = precision
+        self._threads = threads
+        self._max_tokens = max_tokens
+        self._shapes = [
+            KvShape(KvType[kv_dtype], group.kv_heads, group.head_dim, layout.block_size, len(group.layers))
+            for group in layout.groups
+        ]
+        stacked = [names for op in program.ops for names in ops.matrices(op)]
+        embeddings = [op.weight for op in program.ops if isinstance(op, ops.Embed)]
+        names = dict.fromkeys([*embeddings, *(name for stack in stacked for name in stack)])
+        self._matrices = pack_matrices(weights, list(names), threads, progress)
+        biases = ((stack, weights.bias(stack)) for stack in stacked)
+        self._biases = {stack: bias for stack, bias in biases if bias is not None}
+        self._vectors = {name: weights.vector(name) for op in program.ops for name in ops.vectors(op)}
+        self._pools: list[torch.Tensor] = []
+        self._model: NativeModel | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(matrix.data.nbytes for matrix in self._matrices.values())
+
+    def block_bytes(self, group: int) -> int:
+        return self._shapes[group].block_bytes
+
+    def attach_pools(self, num_blocks: Sequence[int], max_model_len: int) -> None:
+        self._pools = [
+            torch.frombuffer(mmap.mmap(-1, count * shape.block_bytes), dtype=torch.uint8).view(count, -1)
+            for count, shape in zip(num_blocks, self._shapes, strict=True)
+        ]
+        tables = [rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes]
+        parts = Parts(self._matrices, self._vectors, self._biases, tables, self._shapes, self._pools)
+        self._model = lower(
+            self._program, self._spec, self._layout, parts, self._precision, self._threads, self._max_tokens
+        )
+
+    def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
+        assert self._model is not None
+        token_ids = np.array([token for row in rows for token in row.token_ids], np.int32)
+        layout = np.empty((len(rows), 3), np.int32)
+        layout[:, 1] = [row.n_tokens for row in rows]
+        layout[:, 0] = layout[:, 1].cumsum() - layout[:, 1]
+        layout[:, 2] = [row.start for row in rows]
+        width = max(len(table) for row in rows for table in row.tables)
+        tables = np.zeros((len(self._shapes), len(rows), width), np.int32)
+        for place, row in enumerate(rows):
+            for group, table in enumerate(row.tables):
+                tables[group, place, : len(table)] = table
+        finite, largest = self._model.step(token_ids, layout, list(tables), np.array(greedy, np.int32))
+        return StepOutput(finite.astype(bool).tolist(), largest.tolist())
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        assert self._model is not None
+        return self._model.logits(tokens)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            pool = self._pools[copy.source.group]
+            pool[copy.target.id] = pool[copy.source.id]
