@@ -205,7 +205,7 @@ def pack_dense(weight: torch.Tensor, allocate: Allocate) -> PackedMatrix:
     packed = PackedMatrix(layout, allocate(layout.nbytes))
     weight = weight.contiguous()
     _library().appliance_pack_dense(
-        ctypes.byref(packed.matrix()), _pointer(weight), ctypes.c_int64(width)
+        ctypes.byref(packed.matrix()), ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(width)
     )
     return packed
 
@@ -236,7 +236,7 @@ def multiply_into(
     """The 16-row blocks `blocks` of the product of x, contiguous float32 [rows, input_width]."""
     _library().appliance_multiply(
         ctypes.byref(matrix.matrix()),
-        _pointer(x),
+        ctypes.c_void_p(x.data_ptr()),
         ctypes.c_int64(len(x)),
         ctypes.c_int32(PRECISIONS.index(precision)),
         ctypes.byref(target),
@@ -252,7 +252,10 @@ def read_rows(matrix: PackedMatrix, rows: torch.Tensor) -> torch.Tensor:
     if len(rows):
         assert 0 <= int(rows.min()) <= int(rows.max()) < matrix.layout.rows
     _library().appliance_read_rows(
-        ctypes.byref(matrix.matrix()), _pointer(rows), ctypes.c_int64(len(rows)), _pointer(out)
+        ctypes.byref(matrix.matrix()),
+        ctypes.c_void_p(rows.data_ptr()),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_void_p(out.data_ptr()),
     )
     return out
 

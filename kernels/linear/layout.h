@@ -5,7 +5,7 @@
 
 namespace appliance {
 
-static inline int64_t code_bytes(const Matrix &matrix) { // of a column of 16 rows, doubled: nibbles take half a byte
+static inline int64_t pair_bytes(const Matrix &matrix) { // of the codes of two columns
     switch (matrix.codes) {
     case Codes::U4:
         return 16;
@@ -20,7 +20,7 @@ static inline int64_t code_bytes(const Matrix &matrix) { // of a column of 16 ro
 }
 
 // The codes of so many columns (even) of a block.
-static inline int64_t codes_bytes(const Matrix &matrix, int64_t columns) { return columns * code_bytes(matrix) / 2; }
+static inline int64_t codes_bytes(const Matrix &matrix, int64_t columns) { return columns / 2 * pair_bytes(matrix); }
 
 static inline int64_t scales_bytes(const Matrix &matrix) { // of a group
     switch (matrix.scales) {

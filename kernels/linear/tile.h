@@ -68,7 +68,7 @@ static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel
         const uint8_t *line = group;
         const Floats scale = load(piece.scales[g][0]), bias = load(piece.scales[g][1]);
         for (int c = 0; c < piece.chunks; ++c) {
-            Dots<Bits> dots[Rows];
+            Dots<Table ? 8 : Bits> dots[Rows]; // a table has whole bytes
             for (int half = 0; half < piece.half_chunks; ++half) {
 #pragma GCC unroll kUnroll
                 for (int quad = 0; quad < 4; quad += Bits == 4 ? 2 : 1, line += 64) {
