@@ -90,11 +90,6 @@ struct Places {
     }
 };
 
-static inline void prefetch_tile(const uint8_t *tile, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(tile + i, 0, 2);
-}
-
 static void prepare(const Attention &a, int first_row, int count, Rows &rows) {
     const int head_dim = a.shape.head_dim, width = padded_head_dim(a.shape);
     rows.count = count;
@@ -138,15 +133,13 @@ static void prepare(const Attention &a, int first_row, int count, Rows &rows) {
 template <KvType Type, int Count>
 static void score(const Attention &a, const Rows &rows, int first_token, Chunk &chunk) {
     const int width = padded_head_dim(a.shape);
-    const int64_t bytes = tile_bytes(a.shape);
     alignas(64) static const int32_t kOrder[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int tile = 0; tile < chunk.tiles; ++tile) {
-        prefetch_tile(chunk.values[tile], bytes);
         Floats scores[Count];
         if constexpr (Type == KvType::INT8)
-            score_int8_tile(chunk.keys[tile], width, rows, scores);
+            score_int8_tile(chunk.keys[tile], chunk.values[tile], width, rows, scores);
         else
-            score_tile<Type>(chunk.keys[tile], width, rows, scores);
+            score_tile<Type>(chunk.keys[tile], chunk.values[tile], width, rows, scores);
         if (a.softcap != 0.0f)
             for (int r = 0; r < Count; ++r) // what is infinite must not become finite
                 scores[r] = fma(scores[r], splat(0.0f), splat(a.softcap) * tanh(scores[r] / splat(a.softcap)));
@@ -203,10 +196,6 @@ static void weigh(Chunk &chunk, int r, int width, float *sums, float *highest, f
 template <KvType Type, int Count>
 static void weigh_values(const Attention &a, const Chunk &chunk, float *sums, int64_t stride) {
     const int width = padded_head_dim(a.shape);
-    const int64_t bytes = tile_bytes(a.shape);
-    for (int tile = 0; tile < chunk.tiles; ++tile)
-        if (chunk.next_keys[tile])
-            prefetch_tile(chunk.next_keys[tile], bytes);
     constexpr int kColumns = kWide || Count == 1 ? 4 : Count <= 3 ? 2 : 1;
     int column = 0;
     for (; column + kColumns * kLanes <= width; column += kColumns * kLanes)
@@ -240,7 +229,7 @@ static void attend_rows(const Attention &a, const Rows &rows, int segment, int l
             chunk.keys[i] = places.keys(first + i);
             chunk.values[i] = chunk.keys[i] + places.to_values;
             const int next = first + i + kChunkTiles;
-            chunk.next_keys[i] = next < last_tile ? places.keys(next) : nullptr;
+            chunk.next_keys[i] = next < last_tile ? places.keys(next) : chunk.keys[i];
         }
         score<Type, Count>(a, rows, first * kKvTile, chunk);
         for (int r = 0; r < Count; ++r) {

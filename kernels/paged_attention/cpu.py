@@ -1,4 +1,4 @@
-"""Paged attention by the native library, on pools laid out as kernels/paged_attention/cpu.h says; calls release the GIL."""
+"""Paged attention by the native library, on pools laid out as cpu.h says; calls release the GIL."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class KvShape:
     def tile_bytes(self) -> int:
         """Keys, or values, of 16 tokens in one layer and head."""
         width = -(-self.head_dim // 16) * 16
-        return {KvType.float32: 64 * width, KvType.bfloat16: 32 * width, KvType.int8: 16 * width + 64}[self.type]
+        if self.type is KvType.int8:
+            return 16 * width + 64
+        return (64 if self.type is KvType.float32 else 32) * width
 
     @property
     def block_bytes(self) -> int:

@@ -33,10 +33,13 @@ struct Rows {
 struct Chunk {
     int tiles;
     const uint8_t *keys[kChunkTiles], *values[kChunkTiles];
-    const uint8_t *next_keys[kChunkTiles]; // of the tiles that far behind, or null
+    const uint8_t *next_keys[kChunkTiles]; // of the tiles that many after these; the same where there are none
     alignas(64) float weights[kMaxRows][kChunk]; // first scores
     alignas(64) uint16_t weights_bf16[kMaxRows][kChunk];
 };
+
+// While a tile is read, the same place of one that is used later is fetched into the second cache.
+static inline void fetch(const uint8_t *line) { __builtin_prefetch(line, 0, 2); }
 
 static inline Floats bf16_lanes(const uint8_t *line, int odd) {
     const Ints pairs = as_ints(load_bytes(line));
@@ -61,10 +64,23 @@ template <KvType Type> static inline Floats value(const uint8_t *tile, int width
         return to_floats(load_int8(tile + token * width + column));
 }
 
+// The same lines of another tile.
+template <KvType Type, int Columns>
+static inline void fetch_values(const uint8_t *later, int width, int token, int column) {
+    UNROLL
+    for (int c = 0; c < Columns; ++c)
+        if constexpr (Type == KvType::F32)
+            fetch(later + (token * width + column + c * kLanes) * 4);
+        else if (Type == KvType::BF16 && token % 2 == 0)
+            fetch(later + (token / 2 * width + column + c * kLanes) * 4);
+    if constexpr (Type == KvType::INT8)
+        fetch(later + token * width + column);
+}
+
 // Scores of 16 tokens for each row. Elements of even and odd lines are summed apart where there are registers for it:
 // the order is the same for any number of rows.
 template <KvType Type, int Count>
-static inline void score_tile(const uint8_t *tile, int width, const Rows &rows, Floats (&scores)[Count]) {
+static inline void score_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows, Floats (&scores)[Count]) {
     constexpr int kSums = kWide ? 2 : 1;
     Floats sums[Count][kSums];
     UNROLL
@@ -75,6 +91,8 @@ static inline void score_tile(const uint8_t *tile, int width, const Rows &rows, 
     if constexpr (Type == KvType::BF16) {
         for (int line = 0; line < width / 2; line += 2) {
             const Bytes even = load_bytes(tile + line * 64), odd = load_bytes(tile + line * 64 + 64);
+            fetch(later + line * 64);
+            fetch(later + line * 64 + 64);
             const uint32_t *q = rows.queries + line * Count;
             UNROLL
             for (int r = 0; r < Count; ++r) {
@@ -87,6 +105,9 @@ static inline void score_tile(const uint8_t *tile, int width, const Rows &rows, 
     {
         const float *q = reinterpret_cast<const float *>(rows.queries);
         for (int d = 0; d < width; d += 2, q += 2 * Count) {
+            fetch(later + d / 2 * 64);
+            if constexpr (Type == KvType::F32)
+                fetch(later + (d + width) / 2 * 64);
             const Floats even = key<Type>(tile, d), odd = key<Type>(tile, d + 1);
             UNROLL
             for (int r = 0; r < Count; ++r) {
@@ -101,7 +122,7 @@ static inline void score_tile(const uint8_t *tile, int width, const Rows &rows, 
 }
 
 template <int Count>
-static inline void score_int8_tile(const uint8_t *tile, int width, const Rows &rows, Floats (&scores)[Count]) {
+static inline void score_int8_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows, Floats (&scores)[Count]) {
     constexpr int kMost = 8; // lines that Dots can sum
     const int32_t *q = reinterpret_cast<const int32_t *>(rows.queries);
     Ints sums[Count];
@@ -112,6 +133,7 @@ static inline void score_int8_tile(const uint8_t *tile, int width, const Rows &r
         const int last = first + kMost < width / 4 ? first + kMost : width / 4;
         Dots<8> dots[Count];
         for (int line = first; line < last; ++line, q += Count) {
+            fetch(later + line * 64);
             const Bytes keys = load_bytes(tile + line * 64);
             UNROLL
             for (int r = 0; r < Count; ++r)
@@ -121,6 +143,7 @@ static inline void score_int8_tile(const uint8_t *tile, int width, const Rows &r
         for (int r = 0; r < Count; ++r)
             sums[r] = sums[r] + dots[r].sum();
     }
+    fetch(later + width * kKvTile);
     const Floats scales = load(reinterpret_cast<const float *>(tile + width * kKvTile));
     UNROLL
     for (int r = 0; r < Count; ++r)
@@ -137,7 +160,7 @@ static inline void add_values(const Chunk &chunk, int width, int column, float *
         for (int c = 0; c < Columns; ++c)
             o[r][c] = load(sums + r * stride + column + c * kLanes);
     for (int tile = 0; tile < chunk.tiles; ++tile) {
-        const uint8_t *values = chunk.values[tile];
+        const uint8_t *values = chunk.values[tile], *later = chunk.next_keys[tile];
 #if defined(__AVX512BF16__)
         if constexpr (Type == KvType::BF16) {
             for (int token = 0; token < kKvTile; token += 2) {
@@ -146,6 +169,7 @@ static inline void add_values(const Chunk &chunk, int width, int column, float *
                 UNROLL
                 for (int c = 0; c < Columns; ++c)
                     pairs[c] = load_bytes(line + c * 64);
+                fetch_values<Type, Columns>(later, width, token, column);
                 UNROLL
                 for (int r = 0; r < Count; ++r) {
                     uint32_t pair;
@@ -158,8 +182,11 @@ static inline void add_values(const Chunk &chunk, int width, int column, float *
             continue;
         }
 #endif
+        if (Type == KvType::INT8 && column == 0)
+            fetch(later + width * kKvTile); // the scales
         UNROLL
         for (int token = 0; token < kKvTile; ++token) {
+            fetch_values<Type, Columns>(later, width, token, column);
             Floats lanes[Columns];
             UNROLL
             for (int c = 0; c < Columns; ++c)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -63,16 +63,20 @@ class Case:
         return float(self.head_dim**-0.5)
 
 
-class Sequence_:
+class Tokens:
     """A sequence whose keys and values lie in shuffled blocks of a pool that is NaN everywhere else."""
 
-    def __init__(self, case: Case, length: int, seed: int = 0, *, damage: tuple[str, int, float] | None = None):
+    def __init__(
+        self, case: Case, length: int, seed: int = 0, *, damage: tuple[str, int, float] | None = None
+    ):
         self.case, self.length = case, length
         self.random = torch.Generator().manual_seed(seed)
         shape = case.shape
         count = -(-length // case.block_size)
         self.table = random.Random(seed).sample(range(count + 2), count)
-        self.pool = torch.full(((count + 2) * shape.block_bytes,), 0xFF, dtype=torch.uint8)
+        # A block before the first, too: what reading a hole would find.
+        memory = torch.full(((count + 3) * shape.block_bytes,), 0xFF, dtype=torch.uint8)
+        self.pool = memory[shape.block_bytes :]
         self.keys = self._normal(length, case.kv_heads, case.head_dim)
         self.values = self._normal(length, case.kv_heads, case.head_dim)
         self.queries = self._normal(length, case.kv_heads * case.group, case.head_dim)
@@ -97,7 +101,9 @@ class Sequence_:
         seen = max(0, start - window + 1) // size if window else 0
         return Item(row, stop - start, start, [HOLE] * seen + self.table[seen:])
 
-    def attend(self, start: int, stop: int, step: int = QUERY_TOKENS, *, in_segments: bool = False) -> torch.Tensor:
+    def attend(
+        self, start: int, stop: int, step: int = QUERY_TOKENS, *, in_segments: bool = False
+    ) -> torch.Tensor:
         cuts = [(at, min(at + step, stop)) for at in range(start, stop, step)]
         items = [self.item(*cut, cut[0] - start) for cut in cuts]
         c = self.case
@@ -131,8 +137,8 @@ class Sequence_:
 STEP = {KvType.float32: 2.0**-21, KvType.bfloat16: 2.0**-8, KvType.int8: 0.5 / 127}
 
 
-def tolerance(s: Sequence_) -> float:
-    """Roundings are independent: a score's error is the steps' on head_dim products; it shifts weights by that share."""
+def tolerance(s: Tokens) -> float:
+    """Roundings are independent: a score's error is that of head_dim products, and shifts weights by that share."""
     step, c = STEP[s.case.type], s.case
     largest = float(max(s.keys.abs().max(), s.queries.abs().max(), s.values.abs().max()))
     roundings = step * largest if c.type is KvType.int8 else step * 1.0
@@ -141,8 +147,10 @@ def tolerance(s: Sequence_) -> float:
     return (score + 2.0 * step + 2.0**-20 * max(1.0, c.softcap)) * largest
 
 
-def check(s: Sequence_, start: int, stop: int) -> None:
-    torch.testing.assert_close(s.attend(start, stop).double(), s.exact(start, stop), rtol=0, atol=tolerance(s))
+def check(s: Tokens, start: int, stop: int) -> None:
+    torch.testing.assert_close(
+        s.attend(start, stop).double(), s.exact(start, stop), rtol=0, atol=tolerance(s)
+    )
 
 
 def sample(count: int) -> list[tuple[Case, int]]:
@@ -165,18 +173,58 @@ def sample(count: int) -> list[tuple[Case, int]]:
     ]
 
 
-@pytest.mark.parametrize("case, length", sample(60))
+@pytest.mark.parametrize(("case", "length"), sample(60))
 def test_equals_the_softmax_written_out(case: Case, length: int) -> None:
-    s = Sequence_(case, length)
+    s = Tokens(case, length)
     check(s, max(0, length - 40), length)
 
 
 @pytest.mark.parametrize("type", list(KvType))
-@pytest.mark.parametrize("window, sinks", [(0, False), (30, False), (300, True), (256, False)])
+@pytest.mark.parametrize(("window", "sinks"), [(0, False), (30, False), (300, True), (256, False)])
 def test_no_bit_depends_on_chunks_tiles_or_segments(type: KvType, window: int, sinks: bool) -> None:
     case = Case(type=type, window=window, sinks=sinks, head_dim=40, group=5)
-    s = Sequence_(case, 600)
+    s = Tokens(case, 600)
     whole = s.attend(200, 600)
     assert torch.equal(whole, s.attend(200, 600, step=1))
     assert torch.equal(whole, s.attend(200, 600, step=7))
     assert torch.equal(whole, s.attend(200, 600, in_segments=True))
+
+
+@pytest.mark.parametrize("type", list(KvType))
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["keys", "queries"])
+def test_what_is_not_finite_shows_and_only_where_it_is_seen(
+    type: KvType, softcap: float, value: float, name: str
+) -> None:
+    case = Case(type=type, softcap=softcap, group=1)
+    hurt, well = Tokens(case, 300, damage=(name, 70, value)), Tokens(case, 300)
+    got, expected = hurt.attend(0, 300), well.attend(0, 300)
+    seen = slice(70, 300) if name == "keys" else slice(70, 71)
+    assert not got[seen, 0].isfinite().any()
+    unhurt = torch.ones(300, case.kv_heads, dtype=torch.bool)
+    unhurt[seen, 0] = False
+    assert torch.equal(got[unhurt], expected[unhurt])
+
+
+@pytest.mark.parametrize("type", list(KvType))
+def test_sizes_are_those_of_the_kernels(type: KvType) -> None:
+    shape = Case(type=type, head_dim=40, block_size=64).shape
+    native = shape._native()
+    LIB.appliance_kv_block_bytes.restype = LIB.appliance_kv_tile_bytes.restype = ctypes.c_int64
+    assert LIB.appliance_kv_tile_bytes(ctypes.byref(native)) == shape.tile_bytes
+    assert LIB.appliance_kv_block_bytes(ctypes.byref(native)) == shape.block_bytes
+
+
+def test_a_block_is_as_large_as_its_numbers() -> None:
+    assert KvShape(KvType.float32, 3, 40, 32, 2).block_bytes == 2 * 3 * 2 * 32 * 48 * 4
+    assert KvShape(KvType.bfloat16, 3, 64, 32, 2).block_bytes == 2 * 3 * 2 * 32 * 64 * 2
+    assert KvShape(KvType.int8, 3, 64, 32, 2).block_bytes == 2 * 3 * 2 * 32 * (64 + 4)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "named"), [(8, 64, "block_size is 8"), (16, 1024, "head_dim is 1024")]
+)
+def test_refuses_what_kernels_cannot_do(block_size: int, head_dim: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        KvShape(KvType.bfloat16, 1, head_dim, block_size, 1)
