@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from appliance.engine.packed_files import is_packed_file
 from appliance.names import ModelError, ModelName
 
 SUFFIX = ".gguf"
@@ -66,8 +67,13 @@ def model_name(path: Path) -> ModelName:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Every file of a model: the file, or what is in the folder (not below it), sorted by name."""
-    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    """Every file of a model: the file, or what is in the folder (not below it), sorted by name.
+
+    What the engine keeps there of its own is none of them.
+    """
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.is_file() and not is_packed_file(file.name))
 
 
 def size_of(path: Path) -> int:

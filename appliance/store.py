@@ -17,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from appliance.engine.packed_files import remove as remove_packed
 from appliance.files import open_lock, sync
 from appliance.model_files import CONFIG, find_model, looks_like_path, model_name, size_of
 from appliance.names import ModelError, ModelName, choose, did_you_mean
@@ -179,7 +180,8 @@ class Store:
         """
         full = self._find_any(name)
         with self.locked(full), self._unused(full):
-            freed = _tree_bytes(self.folder(full)) + _tree_bytes(self.partial_dir(full))
+            freed = self._remove_packed(full)
+            freed += _tree_bytes(self.folder(full)) + _tree_bytes(self.partial_dir(full))
             self._discard(full)
             shutil.rmtree(self.partial_dir(full), ignore_errors=True)
         return Removed(str(full), freed)
@@ -293,6 +295,13 @@ class Store:
         if size != manifest.size and not manifest.linked:
             raise StoreError(f"{full} is damaged: {path} has {size} bytes, expected {manifest.size}; {mend}")
         return InstalledModel(str(full), path, manifest)
+
+    def _remove_packed(self, full: ModelName) -> int:
+        """Delete the repacked weights of a model, which may lie elsewhere; how many bytes they had."""
+        try:
+            return remove_packed(self._read(full).path)
+        except StoreError:  # damaged, or an unfinished pull
+            return 0
 
     def _discard(self, full: ModelName) -> None:
         """Take a model's folder out of sight by one rename, then delete it."""

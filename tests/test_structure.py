@@ -25,6 +25,8 @@ TORCH_FREE = [
     "appliance.engine.errors",
     "appliance.engine.config",
     "appliance.engine.backends",
+    "appliance.engine.packed_files",
+    "appliance.kernels.checksum",
     "appliance.engine.protocol",
     "appliance.engine.blocks",
     "appliance.engine.kv_cache",
