@@ -28,11 +28,11 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A family's model, by one of its spellings."""
 
     @cache
-    def make(family: str, spelling: str) -> SmallModel:
-        folder = tmp_path_factory.mktemp(family)
+    def make(family: str, spelling: str, backend: str = "reference") -> SmallModel:
+        folder = tmp_path_factory.mktemp(f"{family}-{backend}")
         (folder / "config.json").symlink_to(GOLDEN / f"arch_{family}" / spelling)
         (folder / "model.safetensors").symlink_to(GOLDEN / f"arch_{family}" / "model.safetensors")
-        return SmallModel(folder)
+        return SmallModel(folder, backend=backend)
 
     return make
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import BACKENDS
 from test_engine import run, start
 from test_model_golden import GOLDEN, assert_close, load
 
-from appliance.engine.batch import build_batch
 from appliance.engine.errors import UnsupportedModelError
-from appliance.engine.executors import TorchExecutor
+from appliance.engine.executors import Executor
 from appliance.engine.families import read_spec
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.spec import ClampedSwiglu
-from appliance.engine.types import PlanRow, StepPlan
+from appliance.engine.types import PlanRow
 from appliance.quant.errors import CheckpointError
 from appliance.quant.hf.checkpoint import HFCheckpoint
 
@@ -33,15 +33,15 @@ def spelled(name: str, spelling: str, folder: Path) -> Path:
     return folder
 
 
-def step(executor: TorchExecutor, parts: dict[int, tuple[list[int], int]]) -> dict[int, torch.Tensor]:
+def step(executor: Executor, parts: dict[int, tuple[list[int], int]]) -> dict[int, torch.Tensor]:
     """Logits of every token of a batch: table → (tokens, position of the first)."""
     rows = tuple(
         PlanRow(str(place), tuple(ids), start, (TABLES[place],), True, SamplingParams(), (0,))
         for place, (ids, start) in parts.items()
     )
-    batch = build_batch(StepPlan(1, rows), 16)
-    logits = executor.logits(executor.run(batch), batch)
-    return dict(zip(parts, logits.split([len(ids) for ids, _ in parts.values()]), strict=True))
+    executor.run(rows, [])
+    lengths = [len(ids) for ids, _ in parts.values()]
+    return dict(zip(parts, executor.logits(range(sum(lengths))).split(lengths), strict=True))
 
 
 def real_rows(expected: dict[str, torch.Tensor]) -> list[list[int]]:
@@ -50,13 +50,14 @@ def real_rows(expected: dict[str, torch.Tensor]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("spelling", ["config.json", "config.legacy.json"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_agree_with_transformers_however_they_are_computed(
-    name: str, spelling: str, tmp_path: Path
+    name: str, spelling: str, backend: str, tmp_path: Path
 ) -> None:
     expected = load_file(GOLDEN / name / "expected.safetensors")
     rows = real_rows(expected)
-    executor = load(spelled(name, spelling, tmp_path))
+    executor = load(spelled(name, spelling, tmp_path), backend)
     whole = step(executor, {place: (ids, 0) for place, ids in enumerate(rows)})
     for place, ids in enumerate(rows):
         assert_close(whole[place], expected["logits"][place, : len(ids)])
@@ -67,10 +68,11 @@ def test_rows_agree_with_transformers_however_they_are_computed(
     assert all(torch.equal(among[place], whole[place]) for place in whole)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_tokens_agree_with_transformers(name: str) -> None:
+def test_greedy_tokens_agree_with_transformers(name: str, backend: str) -> None:
     expected = load_file(GOLDEN / name / "expected.safetensors")
-    executor = load(GOLDEN / name, dense_bytes=0)
+    executor = load(GOLDEN / name, backend, dense_bytes=0)
     rows = real_rows(expected)
     logits = step(executor, {place: (ids, 0) for place, ids in enumerate(rows)})
     greedy: list[list[int]] = [[], []]

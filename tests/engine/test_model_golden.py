@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_models import BACKENDS, UnroundedWeights, load_executor
 
-from appliance.engine.batch import build_batch
-from appliance.engine.decoder import build_program
 from appliance.engine.errors import UnsupportedModelError
-from appliance.engine.executors import TorchExecutor
+from appliance.engine.executors import Executor
 from appliance.engine.families import read_spec
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import PlanRow, StepPlan
-from appliance.engine.weights import ModelWeights
-from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.engine.types import PlanRow
+from appliance.kernels.linear.cpu import Precision
 from appliance.quant.checkpoint import open_checkpoint
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
@@ -37,47 +35,46 @@ EXPECTED = {
 }
 
 
-def load(folder: Path, *, dense_bytes: int = 2**30) -> TorchExecutor:
-    with open_checkpoint(next(folder.glob("*.gguf"), folder)) as checkpoint:
-        weights = ModelWeights(checkpoint)
-        spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
-        group = KVGroup(tuple(range(spec.num_layers)), spec.num_kv_heads, spec.head_dim, torch.float32)
-        executor = TorchExecutor(
-            build_program(spec),
-            spec,
-            weights,
-            KVLayout((group,), 16),
-            dense_bytes,
-            lambda _done, _total: None,
-        )
-    executor.attach_pools((16,), 512)
-    return executor
+def load(folder: Path, backend: str = "reference", *, dense_bytes: int = 2**30) -> Executor:
+    return load_executor(next(folder.glob("*.gguf"), folder), backend, dense_bytes=dense_bytes)
 
 
-def logits_at(executor: TorchExecutor, ids: list[int], start: int, stop: int) -> torch.Tensor:
+def logits_at(executor: Executor, ids: list[int], start: int, stop: int) -> torch.Tensor:
     """Logits after token stop - 1, computing tokens start … stop - 1 in blocks 5, 3, 9, …"""
     row = PlanRow("r", tuple(ids[start:stop]), start, ((5, 3, 9, 0),), True, SamplingParams(), (0,))
-    batch = build_batch(StepPlan(1, (row,)), 16)
-    return executor.logits(executor.run(batch)[-1:], batch)[0]
+    executor.run([row], [])
+    return executor.logits([stop - start - 1])[0]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_every_position_agree_with_transformers(name: str) -> None:
+def test_logits_of_every_position_agree_with_transformers(name: str, backend: str) -> None:
     folder = GOLDEN / name
     expected = load_file(folder / "expected.safetensors")
     ids = expected["input_ids"][0].tolist()
-    executor = load(folder)
-    got = torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
-    assert_close(got, expected["logits"][0])
+    executor = load(folder, backend)
+    assert_close(logits_of_all(executor, ids), expected["logits"][0])
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_logits_of_model_folders_agree_with_transformers(name: str) -> None:
     archive = np.load(EXPECTED[name])
     ids = archive[f"{name}.input_ids"][0].tolist()
-    executor = load(GOLDEN / name, dense_bytes=0)
-    got = torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
+    got = logits_of_all(load(GOLDEN / name, dense_bytes=0), ids)
     assert_close(got, torch.from_numpy(archive[f"{name}.logits"][0]))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_native_logits_of_model_folders_are_those_of_codes_and_scales(name: str) -> None:
+    # Tools round what codes and scales give to 16 bits; native kernels multiply before anything is rounded.
+    ids = np.load(EXPECTED[name])[f"{name}.input_ids"][0].tolist()
+    reference = load_executor(GOLDEN / name, "reference", weights_type=UnroundedWeights)
+    assert_close(logits_of_all(load(GOLDEN / name, "cpu"), ids), logits_of_all(reference, ids))
+
+
+def logits_of_all(executor: Executor, ids: list[int]) -> torch.Tensor:
+    """Logits of every position, computed one by one."""
+    return torch.stack([logits_at(executor, ids, at, at + 1) for at in range(len(ids))])
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -96,6 +93,18 @@ def test_chunks_and_packed_weights_give_the_same_bits(name: str) -> None:
         assert torch.equal(logits_at(executor, ids, start, len(ids)), whole), start
     assert torch.equal(logits_at(packed, ids, 0, len(ids)), whole)
     assert packed.weight_bytes <= executor.weight_bytes
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16", "float32"])
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_give_the_same_bits_natively(name: str, precision: Precision) -> None:
+    ids = json.loads((GOLDEN / name / "meta.json").read_text())["tokenizer_probe"]["ids"]
+    path = next((GOLDEN / name).glob("*.gguf"))
+    executor = load_executor(path, "cpu", precision=precision, kv_dtype="bfloat16")
+    whole = logits_at(executor, ids, 0, len(ids))
+    for start in (1, 16, 29):
+        logits_at(executor, ids, 0, start)
+        assert torch.equal(logits_at(executor, ids, start, len(ids)), whole), start
 
 
 def test_rope_scaling_and_other_architectures_are_refused_by_name() -> None:

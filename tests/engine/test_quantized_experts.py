@@ -18,7 +18,7 @@ from test_model_golden import GOLDEN, assert_close, load
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from appliance.engine.executors import TorchExecutor
+from appliance.engine.executors import Executor
 from appliance.quant.checkpoint import open_checkpoint
 from appliance.quant.gptq.layout import V2
 from appliance.quant.hf import file as hf_file
@@ -93,7 +93,7 @@ def packed(method: str, layer: gptq_files.Layer) -> Tensors:
     }
 
 
-def logits(executor: TorchExecutor) -> torch.Tensor:
+def logits(executor: Executor) -> torch.Tensor:
     return step(executor, {0: (IDS, 0)})[0]
 
 
