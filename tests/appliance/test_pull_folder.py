@@ -84,6 +84,16 @@ def test_a_copy_is_of_the_models_files_and_notices_changes(store: Store, folder:
     assert local.copy(str(folder), "mine", store, SilentProgress()).is_new
 
 
+def test_repacked_weights_in_a_folder_are_no_part_of_the_model(store: Store, folder: Path) -> None:
+    (folder / ".packed").write_bytes(b"repacked")
+    (folder / ".packed.1-2.tmp").write_bytes(b"half")
+    installed = local.copy(str(folder), "mine", store, SilentProgress()).model
+    assert names(installed.path) == FILES
+    (installed.path / ".packed").write_bytes(b"repacked")
+    assert store.list().damaged == ()
+    assert sha256_of_model(installed.path) == installed.manifest.sha256
+
+
 def test_an_interrupted_copy_leaves_nothing(store: Store, folder: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

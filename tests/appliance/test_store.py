@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.model_files import ModelFilesError, looks_like_path
+from appliance.engine.packed_files import places
+from appliance.model_files import ModelFilesError, looks_like_path, size_of
 from appliance.names import ModelName, ModelNameError
 from appliance.store import Store, StoreError
 
@@ -139,6 +140,25 @@ def test_remove_takes_the_model_and_its_partial_and_nothing_else(store: Store) -
     assert [model.name for model in store.list().models] == ["a:2"]
     store.remove("a")
     assert not folder.parent.exists()
+
+
+def test_remove_takes_the_repacked_weights_wherever_they_are(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    put(store, "a:1")
+    beside, elsewhere = places(store.get("a:1").path)
+    size = store.get("a:1").manifest.size
+    before = sum(file.stat().st_size for file in beside.parent.iterdir())
+    elsewhere.parent.mkdir(parents=True)
+    for place, content in ((beside, b"12345"), (elsewhere, b"678")):
+        place.write_bytes(content)
+    # They are no part of the model.
+    assert store.list().damaged == ()
+    assert size_of(store.get("a:1").path) == size
+    assert store.remove("a:1").freed_bytes == before + 8
+    assert not elsewhere.exists()
+    assert not beside.exists()
 
 
 def test_remove_takes_the_rest_of_a_pull_that_never_finished(store: Store) -> None:
