@@ -1,4 +1,6 @@
 // Paged attention for Python: many tokens and many sequences a call, one after another.
+#include <cstring>
+
 #include "../runtime/export.h"
 #include "../runtime/kernels.h"
 
@@ -23,16 +25,20 @@ APPLIANCE_EXPORT int64_t appliance_attention_partials(const Attention *item) {
     return (all.last - all.first) * int64_t(item->tokens) * item->query_heads * partial_floats(item->shape);
 }
 
-// Keys and values of `tokens` tokens in all heads, each [token][kv head][head_dim]; `layer`: see Attention.
+// Keys and values of `tokens` tokens in all heads, each [token][kv head][head_dim]; `layer`: see Attention. The layer's
+// part of a block is cleared at its first token.
 APPLIANCE_EXPORT void appliance_kv_write(const KvShape *shape, uint8_t *layer, const int32_t *blocks,
                                          const int32_t *offsets, int64_t tokens, const float *keys,
                                          const float *values) {
     const auto write = kernels().attention->write;
-    for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t token = 0; token < tokens; ++token) {
+        if (offsets[token] == 0)
+            std::memset(layer + blocks[token] * kv_block_bytes(*shape), 0, plane_bytes(*shape) * 2 * shape->kv_heads);
         for (int32_t head = 0; head < shape->kv_heads; ++head) {
             const int64_t at = (token * shape->kv_heads + head) * shape->head_dim;
             write(*shape, layer, head, blocks[token], offsets[token], keys + at, values + at);
         }
+    }
 }
 
 APPLIANCE_EXPORT void appliance_attend(const Attention *items, int64_t count) {

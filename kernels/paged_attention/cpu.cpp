@@ -64,10 +64,6 @@ static void write(const KvShape &shape, uint8_t *layer, int32_t kv_head, int32_t
     const int64_t plane = plane_bytes(shape);
     uint8_t *keys = layer + block * kv_block_bytes(shape) + kv_head * plane;
     uint8_t *values = keys + shape.kv_heads * plane;
-    if (offset == 0) {
-        std::memset(keys, 0, plane);
-        std::memset(values, 0, plane);
-    }
     const int64_t tile = offset / kKvTile * tile_bytes(shape);
     const auto write_token = shape.type == KvType::INT8 ? write_codes : write_floats;
     write_token(shape, keys + tile, values + tile, offset % kKvTile, key, value);

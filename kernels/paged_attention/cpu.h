@@ -65,8 +65,8 @@ struct Segments {
 Segments segments(const Attention &attention);
 
 struct AttentionKernels {
-    // Keys and values [head_dim] of a token for one KV head into the pool. At the first token of a block both planes are
-    // cleared first: what is not written yet is masked, but must be finite.
+    // Keys and values [head_dim] of a token for one KV head into the pool. Whoever begins a block clears it before: what
+    // is not written yet is masked, but must be finite.
     void (*write)(const KvShape &shape, uint8_t *layer, int32_t kv_head, int32_t block, int32_t offset, const float *key,
                   const float *value);
     // All segments; writes `out`.
