@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import DENSE_FAMILIES, Part, SmallModel, read
+from small_models import BACKENDS, DENSE_FAMILIES, Part, SmallModel, read
 
 from appliance.engine.spec import Activation, DecoderSpec, LayerSpec, RopeSpec
 
@@ -20,6 +20,7 @@ SPELLINGS = ("config.json", "config.legacy.json")
 ROWS = ((0, 24), (1, 17))
 
 each_model = pytest.mark.parametrize("spelling", SPELLINGS)
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_family = pytest.mark.parametrize("family", DENSE_FAMILIES)
 
 
@@ -57,16 +58,22 @@ def worst(got: list[torch.Tensor], family: str) -> float:
     return max(float((got[row] - logits[row, :length]).abs().max()) for row, length in ROWS) / tolerance
 
 
+@each_backend
 @each_family
 @each_model
-def test_logits_agree_with_transformers(model_of: Any, family: str, spelling: str) -> None:
-    assert worst(model_of(family, spelling).run(prompts(family)), family) < 1
+def test_logits_agree_with_transformers(
+    model_of: Any, family: str, spelling: str, backend: str
+) -> None:
+    assert worst(model_of(family, spelling, backend).run(prompts(family)), family) < 1
 
 
+@each_backend
 @each_family
 @each_model
-def test_chunks_and_strangers_change_no_bit(model_of: Any, family: str, spelling: str) -> None:
-    model = model_of(family, spelling)
+def test_chunks_and_strangers_change_no_bit(
+    model_of: Any, family: str, spelling: str, backend: str
+) -> None:
+    model = model_of(family, spelling, backend)
     first, second = prompts(family)
     whole = model.run([first, second])
     chunked = [model.run([Part(2, first.ids[at : at + 5], at)])[0] for at in range(0, len(first.ids), 5)]
@@ -78,10 +85,13 @@ def test_chunks_and_strangers_change_no_bit(model_of: Any, family: str, spelling
     assert worst(whole, family) < 1
 
 
+@each_backend
 @each_family
 @each_model
-def test_greedy_tokens_are_transformers(model_of: Any, family: str, spelling: str) -> None:
-    model = model_of(family, spelling)
+def test_greedy_tokens_are_transformers(
+    model_of: Any, family: str, spelling: str, backend: str
+) -> None:
+    model = model_of(family, spelling, backend)
     parts = prompts(family)
     told: list[list[int]] = [[], []]
     for _ in range(16):
