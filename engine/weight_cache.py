@@ -61,6 +61,7 @@ class WeightCache:
 
     def __init__(self, model: Path, files: Sequence[Path], layout_version: int, threads: int) -> None:
         self._model, self._files, self._layout_version = model, files, layout_version
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
         self._reader: _Reader | None = None
         self._writer: _Writer | None = None
@@ -154,7 +155,7 @@ class WeightCache:
             return False
         try:
             reader.check_model(self._files)
-            reader.check_data(self._pool)
+            reader.check_data(self._pool, self._threads)
         except (OSError, PackedFileError) as error:
             log.info("%s: %s; the weights are packed again", place, error)
             return False
@@ -211,12 +212,15 @@ class _Reader:
             finally:
                 os.close(handle)
 
-    def check_data(self, pool: ThreadPoolExecutor) -> None:
+    def check_data(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Raises PackedFileError where any of it is damaged."""
         start = self._memory.data_ptr()
         regions = sorted(self._regions(), key=lambda region: -region.num_bytes)
-        found = pool.map(lambda region: checksum(start + region.offset, region.num_bytes), regions)
-        if any(sum_ != region.checksum for sum_, region in zip(found, regions, strict=True)):
+
+        def is_sound(share: list[Region]) -> bool:
+            return all(checksum(start + each.offset, each.num_bytes) == each.checksum for each in share)
+
+        if not all(pool.map(is_sound, [regions[first::threads] for first in range(threads)])):
             raise PackedFileError("its data is damaged")
 
     def get(self, name: str) -> Packed | None:

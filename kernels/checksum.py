@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 
 from appliance.kernels.native import library
 
 
 def checksum(address: int, num_bytes: int) -> int:
     """Of memory, 64 bits; other threads run meanwhile."""
+    return _function()(address, num_bytes)
+
+
+@cache
+def _function() -> Callable[[int, int], int]:
     lib = library()
     assert lib is not None, "only asked where the native library was built"
-    function = lib.appliance_checksum
-    function.restype = ctypes.c_uint64
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    return int(function(address, num_bytes))
+    function: Callable[[int, int], int] = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64)(
+        ("appliance_checksum", lib)
+    )
+    return function
