@@ -52,14 +52,15 @@ static inline int32_t load_four(const int8_t *from) {
 }
 
 // sums[row][n] += products of the piece, the integers of a chunk first; so a row's sums don't depend on `Rows`.
-template <int Rows, int Bits, bool Table>
-static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel &panel, int64_t row, Sums &sums) {
+template <int Rows, int Bits, bool Table, int HalfChunks>
+static void multiply_codes_of(const Matrix &matrix, const Piece &piece, const Panel &panel, int64_t row, Sums &sums) {
     RowsOf<int8_t, Rows> x(panel.codes + row * panel.codes_stride + piece.first_column, panel.codes_stride);
     RowsOf<float, Rows> x_sums(panel.sums + row * panel.sums_stride +
-                                   piece.first_column / (16 * piece.half_chunks),
+                                   piece.first_column / (16 * HalfChunks),
                                panel.sums_stride);
     RowsOf<float, Rows> x_scales(panel.scales + row * panel.scales_stride, panel.scales_stride);
     Floats f[Rows];
+#pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
         f[m] = load(sums[m]);
     int64_t column = piece.first_column;
@@ -69,7 +70,8 @@ static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel
         const Floats scale = load(piece.scales[g][0]), bias = load(piece.scales[g][1]);
         for (int c = 0; c < piece.chunks; ++c) {
             Dots<Table ? 8 : Bits> dots[Rows]; // a table has whole bytes
-            for (int half = 0; half < piece.half_chunks; ++half) {
+#pragma GCC unroll kUnroll
+            for (int half = 0; half < HalfChunks; ++half) {
 #pragma GCC unroll kUnroll
                 for (int quad = 0; quad < 4; quad += Bits == 4 ? 2 : 1, line += 64) {
                     if (Rows <= 4)
@@ -79,14 +81,14 @@ static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel
                     if (Table)
                         low = look_up(matrix.table, low);
 #pragma GCC unroll kUnroll
-                    for (int m = 0; m < Rows; ++m)
+            for (int m = 0; m < Rows; ++m)
                         dots[m].add(low, load_four(x[m] + 4 * quad));
                     if (Bits == 4) {
                         Bytes high = high_nibbles(all);
                         if (Table)
                             high = look_up(matrix.table, high);
 #pragma GCC unroll kUnroll
-                        for (int m = 0; m < Rows; ++m)
+            for (int m = 0; m < Rows; ++m)
                             dots[m].add(high, load_four(x[m] + 4 * quad + 4));
                     }
                 }
@@ -99,11 +101,20 @@ static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel
                 f[m] = fma(bias, splat(*x_sums[m]), f[m]);
             }
             x_sums.advance(1);
-            column += 16 * piece.half_chunks;
+            column += 16 * HalfChunks;
         }
     }
+#pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
         store(sums[m], f[m]);
+}
+
+template <int Rows, int Bits, bool Table>
+static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel &panel, int64_t row, Sums &sums) {
+    if (piece.half_chunks == 2)
+        multiply_codes_of<Rows, Bits, Table, 2>(matrix, piece, panel, row, sums);
+    else
+        multiply_codes_of<Rows, Bits, Table, 1>(matrix, piece, panel, row, sums);
 }
 
 // The same with activations and weights in floating point: `weights` is the piece's table[code], [column][row].
@@ -114,6 +125,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
                                    piece.first_column / (16 * piece.half_chunks),
                                panel.sums_stride);
     Floats f[Rows];
+#pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
         f[m] = load(sums[m]);
     for (int g = 0; g < piece.groups; ++g) {
@@ -121,6 +133,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
         for (int c = 0; c < piece.chunks; ++c) {
             // Chunks don't wait for each other: that is enough to keep the processor busy even with one row.
             Floats dots[Rows];
+#pragma GCC unroll kUnroll
             for (int m = 0; m < Rows; ++m)
                 dots[m] = splat(0.0f);
             for (int half = 0; half < piece.half_chunks; ++half) {
@@ -128,7 +141,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
                 for (int column = 0; column < 16; ++column, weights += kLanes) {
                     const Floats weight = load(weights);
 #pragma GCC unroll kUnroll
-                    for (int m = 0; m < Rows; ++m)
+            for (int m = 0; m < Rows; ++m)
                         dots[m] = fma(weight, splat(x[m][column]), dots[m]);
                 }
                 x.advance(16);
@@ -141,6 +154,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
             x_sums.advance(1);
         }
     }
+#pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
         store(sums[m], f[m]);
 }
