@@ -39,9 +39,12 @@ APPLIANCE_EXPORT void appliance_multiply(const Matrix *matrix, const float *x, i
     for (int64_t row = 0; row < rows; ++row) {
         float *at = values.data() + (quantised ? 0 : row * columns);
         gather(*matrix, x + row * matrix->input_width, at);
-        if (quantised)
-            linear.quantise(at, columns, chunk(*matrix), codes.data() + row * columns, scales.data() + row * groups,
-                            sums.data() + row * chunks);
+        if (quantised) {
+            const TileRows tile = tile_of(rows, row, linear.tile_rows);
+            linear.quantise(at, columns, chunk(*matrix), tile.count, int(row - tile.first),
+                            codes.data() + tile.first * columns, scales.data() + tile.first * groups,
+                            sums.data() + tile.first * chunks);
+        }
         else
             linear.sum(at, columns, chunk(*matrix), precision == BF16, sums.data() + row * chunks);
     }

@@ -5,10 +5,14 @@
 namespace appliance::APPLIANCE_ISA {
 
 constexpr int32_t kInfinity = 0x7F800000; // as bits
-// Rows whose activations stay in the second-level cache while blocks pass by.
-constexpr int64_t kCodesRows = 192, kValuesRows = 48;
+// Rows whose values stay in the second-level cache while blocks pass by: a whole number of tiles of every size.
+constexpr int64_t kValuesRows = 48;
 
-static void quantise(const float *x, int64_t columns, int chunk, int8_t *codes, float *scales, float *sums) {
+static void quantise(const float *x, int64_t columns, int chunk, int tile, int place, int8_t *codes, float *scales,
+                     float *sums) {
+    codes += 4 * place;
+    scales += place;
+    sums += place;
     const Ints magnitude = splat(int32_t(0x7FFFFFFF));
     for (int64_t column = 0; column < columns; column += kActivationGroup) {
         const Floats halves[2] = {load(x + column), load(x + column + kLanes)};
@@ -24,15 +28,23 @@ static void quantise(const float *x, int64_t columns, int chunk, int8_t *codes, 
         int32_t half_sums[2];
         for (int half = 0; half < 2; ++half) {
             const Ints rounded = quantisable ? to_ints(halves[half] * inverse) : splat(int32_t(0));
-            store_int8(codes + column + half * kLanes, rounded);
+            if (tile == 1) {
+                store_int8(codes + column + half * kLanes, rounded);
+            } else {
+                int8_t quads[kLanes];
+                store_int8(quads, rounded);
+                for (int quad = 0; quad < kLanes; quad += 4)
+                    std::memcpy(codes + (column + half * kLanes + quad) * tile, quads + quad, 4);
+            }
             half_sums[half] = reduce_add(rounded);
         }
-        scales[column / kActivationGroup] = scale;
-        if (chunk == kActivationGroup) {
-            *sums++ = scale * float(half_sums[0] + half_sums[1]);
-        } else {
-            *sums++ = scale * float(half_sums[0]);
-            *sums++ = scale * float(half_sums[1]);
+        *scales = scale;
+        scales += tile;
+        *sums = scale * float(chunk == kActivationGroup ? half_sums[0] + half_sums[1] : half_sums[0]);
+        sums += tile;
+        if (chunk != kActivationGroup) {
+            *sums = scale * float(half_sums[1]);
+            sums += tile;
         }
     }
 }
@@ -71,10 +83,6 @@ struct Tile {
 };
 
 static void multiply_piece(const Tile &tile, const Piece &piece, Sums &sums) {
-    if (tile.codes) {
-        tile.codes(tile.matrix, piece, tile.panel, tile.first_row, sums);
-        return;
-    }
     alignas(64) float weights[kPieceColumns * kLanes];
     const int64_t columns = int64_t(16) * piece.half_chunks * piece.chunks;
     for (int g = 0; g < piece.groups; ++g) {
@@ -144,6 +152,15 @@ static void multiply_block(const Tile &tile, const Target &target, int64_t block
     const int64_t super = super_columns(matrix);
     const uint8_t *data = matrix.data + block * bytes;
     alignas(64) Sums sums = {};
+    if (tile.codes) {
+        const Panel &panel = tile.panel;
+        const TileCodes x{panel.codes + tile.first_row * panel.codes_stride,
+                          panel.scales + tile.first_row * panel.scales_stride,
+                          panel.sums + tile.first_row * panel.sums_stride};
+        tile.codes(matrix, data, x, sums);
+        put(tile, target, block * kBlockRows, sums);
+        return;
+    }
     for (int64_t column = 0; column < matrix.columns; column += super) {
         const int64_t left = matrix.columns - column, columns = left < super ? left : super;
         multiply_super(tile, data, column, columns, sums);
@@ -158,17 +175,18 @@ static void multiply(const Matrix &matrix, const Panel &panel, const Target &tar
                                  : matrix.codes == Codes::U8 ? kBytes
                                  : matrix.has_table          ? kTable
                                                              : kNibbles;
-    const int64_t most = codes ? kCodesRows : kValuesRows, bytes = block_bytes(matrix);
-    for (int64_t row = 0; row < panel.rows; row += most) {
-        const int64_t rows = panel.rows - row < most ? panel.rows - row : most;
-        // As even as possible.
-        const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t most = codes ? kPassRows : kValuesRows, bytes = block_bytes(matrix);
+    for (int64_t pass = 0; pass < panel.rows; pass += most) {
+        const int64_t end = panel.rows - pass < most ? panel.rows : pass + most;
         for (int64_t block = first_block; block < last_block; ++block)
-            for (int64_t i = 0; i < tiles; ++i) {
-                const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles, count = end - begin;
-                const Tile tile{matrix,     panel, row + begin, int(count), codes ? codes[count - 1] : nullptr,
-                                kValues[count - 1]};
+            for (int64_t row = pass; row < end;) {
+                const int left = int(end - row);
+                const TileRows rows = codes ? tile_of(panel.rows, row, kTileRows)
+                                            : TileRows{row, left < kTileRows ? left : kTileRows};
+                const Tile tile{matrix,     panel, row, rows.count, codes ? codes[rows.count - 1] : nullptr,
+                                kValues[rows.count - 1]};
                 multiply_block(tile, target, block, bytes);
+                row += rows.count;
             }
     }
 }
@@ -200,6 +218,6 @@ static void read_row(const Matrix &matrix, int64_t row, float *out) {
     }
 }
 
-extern const LinearKernels linear = {quantise, sum, multiply, read_row};
+extern const LinearKernels linear = {kTileRows, quantise, sum, multiply, read_row};
 
 } // namespace appliance::APPLIANCE_ISA

@@ -54,14 +54,37 @@ constexpr int kActivationGroup = 32;
 static inline int chunk(const Matrix &matrix) { return matrix.group % kActivationGroup == 0 ? kActivationGroup : 16; }
 
 // Rows of activations as a product reads them.
+//
+// Codes are laid out in tiles of a few rows, as `tile_of` says: the codes of a tile that begins with row r are those at
+// r · codes_stride: of the first four columns, those of each of its rows, then of the next four columns; likewise its
+// scales and sums, each row's of the first group or chunk, then of the next. Values and their sums lie row by row.
 struct Panel {
     int64_t rows;
-    const int8_t *codes; // [rows][codes_stride], value = code · scale; null: `values` are multiplied instead
-    const float *values; // [rows][values_stride]
-    const float *scales; // [rows][scales_stride], one for each kActivationGroup columns; only with codes
-    const float *sums;   // [rows][sums_stride], the sum of each chunk's values, as they are after rounding
+    const int8_t *codes; // value = code · scale; null: `values` are multiplied instead
+    const float *values;
+    const float *scales; // one for each kActivationGroup columns; only with codes
+    const float *sums;   // the sum of each chunk's values, as they are after rounding
     int64_t codes_stride, values_stride, scales_stride, sums_stride;
 };
+
+constexpr int kMaxTileRows = 12;
+// Rows whose codes stay in the second-level cache while blocks pass by: a whole number of tiles of every size.
+constexpr int64_t kPassRows = 192;
+
+struct TileRows {
+    int64_t first;
+    int count;
+};
+// The tile of a row among `rows` rows: at most `most` of them in each, as even as possible in each pass.
+static inline TileRows tile_of(int64_t rows, int64_t row, int most) {
+    const int64_t pass = row / kPassRows * kPassRows, left = rows - pass, here = left < kPassRows ? left : kPassRows;
+    const int64_t tiles = (here + most - 1) / most;
+    int64_t tile = (row - pass) * tiles / here;
+    while (here * (tile + 1) / tiles <= row - pass)
+        ++tile;
+    const int64_t first = here * tile / tiles;
+    return {pass + first, int(here * (tile + 1) / tiles - first)};
+}
 
 // Where a product goes: out[row · stride + n] = y, or += factor · y; y holds the bias where there is one.
 struct Target {
@@ -73,9 +96,12 @@ struct Target {
 };
 
 struct LinearKernels {
-    // One row of `columns` values: codes = round(x / scale), the largest of a group becoming ±127; sums for chunks of
-    // `chunk`. A value that is not a finite number makes the scale of its group not a number.
-    void (*quantise)(const float *x, int64_t columns, int chunk, int8_t *codes, float *scales, float *sums);
+    int tile_rows; // most rows of a tile
+    // One row of `columns` values, as row `place` of a tile of `tile` rows that begins at the pointers: codes = round(x /
+    // scale), the largest of a group becoming ±127; sums for chunks of `chunk`. A value that is not a finite number makes
+    // the scale of its group not a number.
+    void (*quantise)(const float *x, int64_t columns, int chunk, int tile, int place, int8_t *codes, float *scales,
+                     float *sums);
     // The same for a row that stays in floating point. `round_bf16`: first, x is rounded to bfloat16 in place.
     void (*sum)(float *x, int64_t columns, int chunk, bool round_bf16, float *sums);
     // Row blocks first_block … last_block - 1 (of 16 rows) for all rows of the panel; its codes where it has some, which

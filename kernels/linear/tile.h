@@ -5,7 +5,7 @@
 
 namespace appliance::APPLIANCE_ISA {
 
-constexpr int kTileRows = kWide ? 12 : 4;
+constexpr int kTileRows = kWide ? kMaxTileRows : 4;
 // Loops over lines and rows are unrolled where lanes are registers; else there's more to compile than to gain.
 #if defined(__AVX2__)
 constexpr int kUnroll = 16;
@@ -51,58 +51,90 @@ static inline int32_t load_four(const int8_t *from) {
     return four;
 }
 
-// sums[row][n] += products of the piece, the integers of a chunk first; so a row's sums don't depend on `Rows`.
-template <int Rows, int Bits, bool Table, int HalfChunks>
-static void multiply_codes_of(const Matrix &matrix, const Piece &piece, const Panel &panel, int64_t row, Sums &sums) {
-    RowsOf<int8_t, Rows> x(panel.codes + row * panel.codes_stride + piece.first_column, panel.codes_stride);
-    RowsOf<float, Rows> x_sums(panel.sums + row * panel.sums_stride +
-                                   piece.first_column / (16 * HalfChunks),
-                               panel.sums_stride);
-    RowsOf<float, Rows> x_scales(panel.scales + row * panel.scales_stride, panel.scales_stride);
+// One tile's activations: see Panel.
+struct TileCodes {
+    const int8_t *codes;
+    const float *scales, *sums;
+};
+
+// What is known of the metadata when this is compiled: nothing, or groups of 32 columns with fp16 scales, and a constant
+// offset or fp16 biases, as most GGUF files have them.
+enum class Known { NOTHING, CONSTANT, BIASES };
+
+static Known known(const Matrix &matrix) {
+    if (matrix.group != kActivationGroup || matrix.scales != Scales::F16 || matrix.has_table)
+        return Known::NOTHING;
+    return matrix.offsets == Offsets::CONSTANT ? Known::CONSTANT
+           : matrix.offsets == Offsets::BIASES ? Known::BIASES
+                                               : Known::NOTHING;
+}
+
+template <Known Metadata>
+static inline Pair pair_of(const Matrix &matrix, const uint8_t *header, const uint8_t *at) {
+    if (Metadata == Known::NOTHING)
+        return bias_pair(matrix, header, at);
+    const Floats scale = load_half(at);
+    return {scale, Metadata == Known::BIASES ? load_half(at + 2 * kLanes) : splat(-matrix.constant) * scale};
+}
+
+// sums[row][n] = the products of a block; of a chunk the integers first, so a row's sums don't depend on `Rows`.
+template <int Rows, int Bits, bool Table, int HalfChunks, Known Metadata>
+static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, TileCodes x, Sums &sums) {
+    constexpr int chunk_columns = 16 * HalfChunks, line_columns = 32 / Bits;
+    const int64_t columns = matrix.columns, super = super_columns(matrix);
+    const int64_t group = Metadata == Known::NOTHING ? matrix.group : kActivationGroup;
+    const int64_t codes_of_group = group * 2 * Bits;
+    const int64_t rest_of_group = Metadata == Known::NOTHING  ? group_bytes(matrix) - codes_of_group
+                                  : Metadata == Known::BIASES ? 4 * kLanes
+                                                              : 2 * kLanes;
     Floats f[Rows];
 #pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
-        f[m] = load(sums[m]);
-    int64_t column = piece.first_column;
-    const uint8_t *group = piece.codes;
-    for (int g = 0; g < piece.groups; ++g, group += piece.group_bytes) {
-        const uint8_t *line = group;
-        const Floats scale = load(piece.scales[g][0]), bias = load(piece.scales[g][1]);
-        for (int c = 0; c < piece.chunks; ++c) {
-            Dots<Table ? 8 : Bits> dots[Rows]; // a table has whole bytes
+        f[m] = splat(0.0f);
+    const uint8_t *header = data;
+    int64_t next_header = 0;
+    for (int64_t column = 0; column < columns;) {
+        if (Metadata == Known::NOTHING && column == next_header) {
+            header = data;
+            data += header_bytes(matrix);
+            next_header += super;
+        }
+        const Pair pair = pair_of<Metadata>(matrix, header, data + codes_of_group);
+        for (const int64_t end = column + group; column < end; column += chunk_columns) {
+            Dots<Table ? 8 : Bits> dots[Rows], more[Rows]; // a table has whole bytes
 #pragma GCC unroll kUnroll
-            for (int half = 0; half < HalfChunks; ++half) {
+            for (int at = 0; at < chunk_columns; at += line_columns, data += 64) {
+                if (Rows <= 4)
+                    prefetch(data + 4096);
+                const Bytes all = load_bytes(data);
+                Bytes low = Bits == 4 ? low_nibbles(all) : all;
+                if (Table)
+                    low = look_up(matrix.table, low);
 #pragma GCC unroll kUnroll
-                for (int quad = 0; quad < 4; quad += Bits == 4 ? 2 : 1, line += 64) {
-                    if (Rows <= 4)
-                        prefetch(line + 4096);
-                    const Bytes all = load_bytes(line);
-                    Bytes low = Bits == 4 ? low_nibbles(all) : all;
+                for (int m = 0; m < Rows; ++m)
+                    dots[m].add(low, load_four(x.codes + at * Rows + 4 * m));
+                if (Bits == 4) {
+                    Bytes high = high_nibbles(all);
                     if (Table)
-                        low = look_up(matrix.table, low);
+                        high = look_up(matrix.table, high);
+                    // With few rows, sums of their own don't wait for each other.
 #pragma GCC unroll kUnroll
-            for (int m = 0; m < Rows; ++m)
-                        dots[m].add(low, load_four(x[m] + 4 * quad));
-                    if (Bits == 4) {
-                        Bytes high = high_nibbles(all);
-                        if (Table)
-                            high = look_up(matrix.table, high);
-#pragma GCC unroll kUnroll
-            for (int m = 0; m < Rows; ++m)
-                            dots[m].add(high, load_four(x[m] + 4 * quad + 4));
-                    }
+                    for (int m = 0; m < Rows; ++m)
+                        (kWide && Rows <= 4 ? more : dots)[m].add(high, load_four(x.codes + (at + 4) * Rows + 4 * m));
                 }
-                x.advance(16);
             }
-            const int64_t at = column / kActivationGroup;
 #pragma GCC unroll kUnroll
             for (int m = 0; m < Rows; ++m) {
-                f[m] = fma(to_floats(dots[m].sum()), scale * splat(x_scales[m][at]), f[m]);
-                f[m] = fma(bias, splat(*x_sums[m]), f[m]);
+                const Ints sum = kWide && Rows <= 4 ? dots[m].sum() + more[m].sum() : dots[m].sum();
+                f[m] = fma(to_floats(sum), pair.scale * splat(x.scales[m]), f[m]);
+                f[m] = fma(pair.bias, splat(x.sums[m]), f[m]);
             }
-            x_sums.advance(1);
-            column += 16 * HalfChunks;
+            x.codes += chunk_columns * Rows;
+            x.sums += Rows;
+            if (HalfChunks == 2 || column % kActivationGroup)
+                x.scales += Rows;
         }
+        data += rest_of_group;
     }
 #pragma GCC unroll kUnroll
     for (int m = 0; m < Rows; ++m)
@@ -110,11 +142,16 @@ static void multiply_codes_of(const Matrix &matrix, const Piece &piece, const Pa
 }
 
 template <int Rows, int Bits, bool Table>
-static void multiply_codes(const Matrix &matrix, const Piece &piece, const Panel &panel, int64_t row, Sums &sums) {
-    if (piece.half_chunks == 2)
-        multiply_codes_of<Rows, Bits, Table, 2>(matrix, piece, panel, row, sums);
+static void multiply_codes(const Matrix &matrix, const uint8_t *data, TileCodes x, Sums &sums) {
+    const Known metadata = Table ? Known::NOTHING : known(matrix);
+    if (!Table && metadata == Known::CONSTANT)
+        multiply_codes_of<Rows, Bits, false, 2, Known::CONSTANT>(matrix, data, x, sums);
+    else if (!Table && Bits == 4 && metadata == Known::BIASES)
+        multiply_codes_of<Rows, 4, false, 2, Known::BIASES>(matrix, data, x, sums);
+    else if (chunk(matrix) == kActivationGroup)
+        multiply_codes_of<Rows, Bits, Table, 2, Known::NOTHING>(matrix, data, x, sums);
     else
-        multiply_codes_of<Rows, Bits, Table, 1>(matrix, piece, panel, row, sums);
+        multiply_codes_of<Rows, Bits, Table, 1, Known::NOTHING>(matrix, data, x, sums);
 }
 
 // The same with activations and weights in floating point: `weights` is the piece's table[code], [column][row].
@@ -159,7 +196,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
         store(sums[m], f[m]);
 }
 
-typedef void (*MultiplyCodes)(const Matrix &, const Piece &, const Panel &, int64_t row, Sums &);
+typedef void (*MultiplyCodes)(const Matrix &, const uint8_t *block, TileCodes, Sums &);
 typedef void (*MultiplyValues)(const Piece &, const float *weights, const Panel &, int64_t row, Sums &);
 
 #if defined(__AVX512VNNI__)

@@ -103,8 +103,7 @@ void Experts::run(const Step &step, int phase, int chunk, int thread) {
         return;
     case 1:
         for (int64_t slot = range.first; slot < range.last; ++slot)
-            prepare_row(*step.kernels, settings_.x, row_of_[slot], gate_ups_[active_of(slot).expert].panels(), stores_,
-                        slot, own);
+            prepare(step, settings_.x, row_of_[slot], gate_ups_, stores_, int(slot), own);
         return;
     case 2:
         multiply(step, gate_ups_, stores_, gate_up_, chunk);
@@ -113,7 +112,7 @@ void Experts::run(const Step &step, int phase, int chunk, int thread) {
         Source gated = settings_.gated;
         gated.buffer = &gate_up_;
         for (int64_t slot = range.first; slot < range.last; ++slot)
-            prepare_row(*step.kernels, gated, slot, downs_[active_of(slot).expert].panels(), down_stores_, slot, own);
+            prepare(step, gated, slot, downs_, down_stores_, int(slot), own);
         return;
     }
     case 4:
@@ -159,6 +158,14 @@ void Experts::group(const Step &step) {
 
 const Experts::Active &Experts::active_of(int slot) const { return active_[active_index_[slot]]; }
 
+// Row `index` of the source for the slot's expert.
+void Experts::prepare(const Step &step, const Source &source, int64_t index, const std::vector<Product> &products,
+                      const std::vector<PanelStore> &stores, int slot, Scratch::Own &own) const {
+    const Active &active = active_of(slot);
+    const PanelRows rows{active.first, active.last - active.first};
+    prepare_row(*step.kernels, source, index, products[active.expert].panels(), stores, rows, slot - active.first, own);
+}
+
 void Experts::multiply(const Step &step, const std::vector<Product> &products, const std::vector<PanelStore> &stores,
                        const Buffer &out, int chunk) const {
     const size_t index = chunk / pieces(step);
@@ -167,7 +174,7 @@ void Experts::multiply(const Step &step, const std::vector<Product> &products, c
     const Active &active = active_[index];
     const Product &product = products[active.expert];
     const Target target{out.row(active.first), out.stride, false, 1.0f, nullptr};
-    product.multiply(*step.kernels, stores, active.first, active.last - active.first, target,
+    product.multiply(*step.kernels, stores, PanelRows{active.first, active.last - active.first}, target,
                      Step::part(product.blocks(), pieces(step), chunk % pieces(step)));
 }
 

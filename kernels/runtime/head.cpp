@@ -33,11 +33,12 @@ void Head::run(const Step &step, int phase, int chunk, int thread) {
     const int first = phase * kHeadRows, rows = std::min(kHeadRows, count_ - first);
     if (scratch_->claim(thread, step.number, this, phase))
         for (int row = 0; row < rows; ++row)
-            prepare_row(kernels, settings_.source, rows_[first + row], product_.panels(), own.panels, row, own);
+            prepare_row(kernels, settings_.source, rows_[first + row], product_.panels(), own.panels,
+                        PanelRows{0, rows}, row, own);
     const int64_t width = product_.outputs();
     float *out = logits_ ? logits_ + first * width : own_logits_.as<float>();
     const Step::Range blocks = Step::part(product_.blocks(), chunks_at_most(), chunk);
-    product_.multiply(kernels, own.panels, 0, rows, Target{out, width, false, 1.0f, nullptr}, blocks);
+    product_.multiply(kernels, own.panels, PanelRows{0, rows}, Target{out, width, false, 1.0f, nullptr}, blocks);
     const Step::Range columns{blocks.first * kBlockRows, std::min(blocks.last * kBlockRows, width)};
     for (int row = 0; row < rows; ++row)
         finish(out + row * width, columns, best_[size_t(first + row) * chunks_at_most() + chunk]);

@@ -173,6 +173,8 @@ class Experts : public Op {
         int expert, first, last; // slots
     };
     void group(const Step &step);
+    void prepare(const Step &step, const Source &source, int64_t index, const std::vector<Product> &products,
+                 const std::vector<PanelStore> &stores, int slot, Scratch::Own &own) const;
     void multiply(const Step &step, const std::vector<Product> &products, const std::vector<PanelStore> &stores,
                   const Buffer &out, int chunk) const;
     void combine(const Step &step, int64_t row) const;

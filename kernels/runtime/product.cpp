@@ -12,10 +12,11 @@ PanelStore::PanelStore(int64_t rows, int64_t columns)
       values_(rows * values_stride_ * sizeof(float)), scales_(rows * groups_stride_ * sizeof(float)),
       sums_(rows * groups_stride_ * sizeof(float)) {}
 
-Panel PanelStore::view(const PanelShape &shape, int64_t first, int64_t rows) const {
+Panel PanelStore::view(const PanelShape &shape, PanelRows rows) const {
+    const int64_t first = rows.first;
     const bool integers = shape.precision == Precision::INT8;
     Panel panel{};
-    panel.rows = rows;
+    panel.rows = rows.count;
     panel.codes = integers ? codes_.as<int8_t>() + first * codes_stride_ : nullptr;
     panel.values = integers ? nullptr : values_.as<float>() + first * values_stride_;
     panel.scales = scales_.as<float>() + first * groups_stride_;
@@ -26,10 +27,10 @@ Panel PanelStore::view(const PanelShape &shape, int64_t first, int64_t rows) con
     return panel;
 }
 
-void PanelStore::prepare(const Kernels &kernels, const PanelShape &shape, const float *x, int64_t row,
-                         float *scratch) const {
+void PanelStore::prepare(const Kernels &kernels, const PanelShape &shape, const float *x, PanelRows rows,
+                         int64_t row, float *scratch) const {
     const bool integers = shape.precision == Precision::INT8;
-    float *values = integers ? scratch : values_.as<float>() + row * values_stride_;
+    float *values = integers ? scratch : values_.as<float>() + (rows.first + row) * values_stride_;
     if (shape.inputs) {
         for (int64_t column = 0; column < shape.columns; ++column)
             values[column] = shape.inputs[column] < 0 ? 0.0f : x[shape.inputs[column]];
@@ -39,10 +40,13 @@ void PanelStore::prepare(const Kernels &kernels, const PanelShape &shape, const 
         std::memcpy(values, x, shape.width * sizeof(float));
         std::fill(values + shape.width, values + shape.columns, 0.0f);
     }
-    float *sums = sums_.as<float>() + row * groups_stride_;
+    const TileRows tile = integers ? tile_of(rows.count, row, kernels.linear->tile_rows) : TileRows{row, 1};
+    const int64_t first = rows.first + tile.first;
+    float *sums = sums_.as<float>() + first * groups_stride_;
     if (integers)
-        kernels.linear->quantise(values, shape.columns, shape.chunk, codes_.as<int8_t>() + row * codes_stride_,
-                                 scales_.as<float>() + row * groups_stride_, sums);
+        kernels.linear->quantise(values, shape.columns, shape.chunk, tile.count, int(row - tile.first),
+                                 codes_.as<int8_t>() + first * codes_stride_,
+                                 scales_.as<float>() + first * groups_stride_, sums);
     else
         kernels.linear->sum(values, shape.columns, shape.chunk, shape.precision == Precision::BF16, sums);
 }
@@ -69,7 +73,7 @@ int64_t Product::max_columns() const {
     return most;
 }
 
-void Product::multiply(const Kernels &kernels, const std::vector<PanelStore> &stores, int64_t first_row, int64_t rows,
+void Product::multiply(const Kernels &kernels, const std::vector<PanelStore> &stores, PanelRows rows,
                        const Target &target, Step::Range blocks) const {
     for (const Part &part : parts_) {
         const int64_t first = std::max<int64_t>(blocks.first - part.first_block, 0);
@@ -79,7 +83,7 @@ void Product::multiply(const Kernels &kernels, const std::vector<PanelStore> &st
         Target own = target;
         own.out += part.first_output;
         own.bias = bias_ ? bias_ + part.first_output : nullptr;
-        const Panel panel = stores[part.panel].view(panels_[part.panel], first_row, rows);
+        const Panel panel = stores[part.panel].view(panels_[part.panel], rows);
         kernels.linear->multiply(part.matrix, panel, own, first, last);
     }
 }
@@ -95,7 +99,7 @@ bool Scratch::claim(int thread, uint64_t step, const void *op, int phase) {
 }
 
 void prepare_row(const Kernels &kernels, const Source &source, int64_t index, const std::vector<PanelShape> &panels,
-                 const std::vector<PanelStore> &stores, int64_t to, Scratch::Own &own) {
+                 const std::vector<PanelStore> &stores, PanelRows rows, int64_t row, Scratch::Own &own) {
     const float *x = source.buffer->row(index);
     float *made = own.row.as<float>();
     switch (source.kind) {
@@ -112,7 +116,7 @@ void prepare_row(const Kernels &kernels, const Source &source, int64_t index, co
         break;
     }
     for (size_t panel = 0; panel < panels.size(); ++panel)
-        stores[panel].prepare(kernels, panels[panel], x, to, own.padded.as<float>());
+        stores[panel].prepare(kernels, panels[panel], x, rows, row, own.padded.as<float>());
 }
 
 } // namespace appliance

@@ -33,14 +33,19 @@ struct PanelShape {
     }
 };
 
+// Rows of a store that are a panel.
+struct PanelRows {
+    int64_t first, count;
+};
+
 // Memory for a panel of up to so many rows and columns.
 class PanelStore {
   public:
     PanelStore(int64_t rows, int64_t columns);
-    // Rows first … first + rows - 1 of it.
-    Panel view(const PanelShape &shape, int64_t first, int64_t rows) const;
-    // Fills a row. `scratch` has room for the columns.
-    void prepare(const Kernels &kernels, const PanelShape &shape, const float *x, int64_t row, float *scratch) const;
+    Panel view(const PanelShape &shape, PanelRows rows) const;
+    // Fills row `row` of these. `scratch` has room for the columns.
+    void prepare(const Kernels &kernels, const PanelShape &shape, const float *x, PanelRows rows, int64_t row,
+                 float *scratch) const;
 
   private:
     int64_t codes_stride_, values_stride_, groups_stride_;
@@ -58,8 +63,8 @@ class Product {
     int64_t max_columns() const;
     const std::vector<PanelShape> &panels() const { return panels_; }
     // Blocks of 16 outputs for the rows that are ready in `stores`, one for each of `panels()`.
-    void multiply(const Kernels &kernels, const std::vector<PanelStore> &stores, int64_t first_row, int64_t rows,
-                  const Target &target, Step::Range blocks) const;
+    void multiply(const Kernels &kernels, const std::vector<PanelStore> &stores, PanelRows rows, const Target &target,
+                  Step::Range blocks) const;
 
   private:
     struct Part {
@@ -89,8 +94,8 @@ struct Scratch {
     bool claim(int thread, uint64_t step, const void *op, int phase);
 };
 
-// Row `index` of the source, made ready in row `to` of the stores.
+// Row `index` of the source, made ready as row `row` of these rows of the stores.
 void prepare_row(const Kernels &kernels, const Source &source, int64_t index, const std::vector<PanelShape> &panels,
-                 const std::vector<PanelStore> &stores, int64_t to, Scratch::Own &own);
+                 const std::vector<PanelStore> &stores, PanelRows rows, int64_t row, Scratch::Own &own);
 
 } // namespace appliance

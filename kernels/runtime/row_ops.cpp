@@ -50,19 +50,20 @@ void Linear::run(const Step &step, int phase, int chunk, int thread) {
     const Kernels &kernels = *step.kernels;
     const auto &panels = product_.panels();
     Scratch::Own &own = scratch_->own[thread];
+    const PanelRows rows{0, step.rows};
     if (step.rows > kPrivateRows && phase == 0) {
         const Step::Range range = Step::part(step.rows, step.row_chunks(), chunk);
         for (int64_t row = range.first; row < range.last; ++row)
-            prepare_row(kernels, source_, row, panels, scratch_->shared, row, own);
+            prepare_row(kernels, source_, row, panels, scratch_->shared, rows, row, own);
         return;
     }
     const bool alone = step.rows <= kPrivateRows;
     if (alone && scratch_->claim(thread, step.number, this, phase))
         for (int row = 0; row < step.rows; ++row)
-            prepare_row(kernels, source_, row, panels, own.panels, row, own);
+            prepare_row(kernels, source_, row, panels, own.panels, rows, row, own);
     const Target target{out_->row(0), out_->stride, add_, factor_, nullptr};
     const Step::Range blocks = Step::part(product_.blocks(), step.block_chunks(product_.blocks()), chunk);
-    product_.multiply(kernels, alone ? own.panels : scratch_->shared, 0, step.rows, target, blocks);
+    product_.multiply(kernels, alone ? own.panels : scratch_->shared, rows, target, blocks);
 }
 
 void RowSum::plan(const Step &step, std::vector<int> &chunks) { chunks.push_back(step.row_chunks()); }
