@@ -79,7 +79,9 @@ def _items(row: PlanRow, first: int) -> list[_Item]:
     return items
 
 
-def _group(rows: Sequence[PlanRow], items: list[_Item], group: int, width: int, block_size: int) -> GroupIndex:
+def _group(
+    rows: Sequence[PlanRow], items: list[_Item], group: int, width: int, block_size: int
+) -> GroupIndex:
     blocks: list[int] = []
     offsets: list[int] = []
     padded: dict[tuple[str, int], list[int]] = {}

@@ -5,14 +5,11 @@ from __future__ import annotations
 from appliance.engine.config import EngineConfig
 
 
-def load_notes(
-    config: EngineConfig, memory_note: str, precision_note: str, tensor_types: tuple[str, ...]
-) -> tuple[str, ...]:
+def load_notes(config: EngineConfig, own: tuple[str, ...], tensor_types: tuple[str, ...]) -> tuple[str, ...]:
     """One sentence for each wish that a loaded model on a backend with one kind of memory does not fulfil.
 
     Args:
-        memory_note: what the memory plan has to say, "" for nothing.
-        precision_note: as `backends.precision_note`.
+        own: what those have to say who plan the memory and run the steps, "" for nothing.
         tensor_types: the file's, the one that most bytes are of first.
     """
     swap = ""
@@ -21,7 +18,7 @@ def load_notes(
             f"swap_space asks for {config.swap_space:g} GiB, but KV memory on the CPU has one tier and needs no "
             "other: preempted requests are computed again"
         )
-    notes = (memory_note, precision_note, swap, _quantization_note(config, tensor_types))
+    notes = (*own, swap, _quantization_note(config, tensor_types))
     return tuple(note for note in notes if note)
 
 

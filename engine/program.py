@@ -166,6 +166,13 @@ def matrices(op: Op) -> tuple[tuple[str, ...], ...]:
     return (*op.gate_ups, *op.downs) if isinstance(op, Experts) else ()
 
 
+def matrix_names(program: StepProgram) -> list[str]:
+    """The weights that are matrices, each once: embeddings first, then in the order of their use."""
+    embeddings = [op.weight for op in program.ops if isinstance(op, Embed)]
+    stacked = [name for op in program.ops for names in matrices(op) for name in names]
+    return list(dict.fromkeys([*embeddings, *stacked]))
+
+
 def vectors(op: Op) -> tuple[str, ...]:
     """The weights that are no matrices: of norms, and sinks."""
     match op:

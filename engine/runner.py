@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -13,11 +14,13 @@ from appliance.engine.backends import Backend, choose_backend, kv_dtype, precisi
 from appliance.engine.config import EngineConfig
 from appliance.engine.decoder import build_program
 from appliance.engine.executors import LOGITS_BYTES, CpuExecutor, Executor, TorchExecutor
+from appliance.engine.executors.packing import load_matrices
 from appliance.engine.families import read_spec
 from appliance.engine.logprobs import score
 from appliance.engine.machine import available_memory, usable_cpus
 from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 from appliance.engine.notes import load_notes
+from appliance.engine.program import matrix_names
 from appliance.engine.sampler import is_greedy, sample
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
@@ -117,25 +120,28 @@ def _executor(
     weights: ModelWeights,
     layout: KVLayout,
     progress: Progress,
-) -> Executor:
+) -> tuple[Executor, str]:
+    """The executor, and what is to be said of it, "" for nothing."""
     program, threads = build_program(spec), config.num_threads or usable_cpus()
     if backend is Backend.REFERENCE:
         torch.set_num_threads(threads)
         dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
-        return TorchExecutor(program, spec, weights, layout, dense_bytes, progress)
+        return TorchExecutor(program, spec, weights, layout, dense_bytes, progress), ""
     # What torch still does between steps is too small to be shared, and its threads would be in the way of ours.
     torch.set_num_threads(1)
-    return CpuExecutor(
+    matrices, note = load_matrices(Path(config.model_path), weights, matrix_names(program), threads, progress)
+    executor = CpuExecutor(
         program,
         spec,
         weights,
+        matrices,
         layout,
         kv_dtype=kv,
         precision=cast(Precision, config.activation_precision),
         threads=threads,
         max_tokens=config.token_budget,
-        progress=progress,
     )
+    return executor, note
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
@@ -155,7 +161,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
-        executor = _executor(config, backend, kv, spec, weights, layout, progress)
+        executor, executor_note = _executor(config, backend, kv, spec, weights, layout, progress)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
         notes = checkpoint.notes
@@ -174,6 +180,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     )
     executor.attach_pools(memory.num_blocks, memory.max_model_len)
     pool_bytes = sum(n * size for n, size in zip(memory.num_blocks, block_bytes, strict=True))
+    own_notes = (memory.note, precision_note(config, backend), executor_note)
     return LoadedModel(
         runner=Runner(executor, spec.vocab_size),
         backend=backend,
@@ -183,5 +190,5 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         kv_block_bytes=pool_bytes // sum(memory.num_blocks),
         weight_bytes=executor.weight_bytes,
         eos_token_ids=eos_token_ids,
-        notes=notes + load_notes(config, memory.note, precision_note(config, backend), tensor_types),
+        notes=notes + load_notes(config, own_notes, tensor_types),
     )

@@ -69,7 +69,9 @@ def _pack_quantised(weight: QuantTensor, allocate: Allocate) -> PackedMatrix:
 def _with_plain_numbers(weight: QuantTensor) -> QuantTensor:
     """The same weights with scales of super-blocks only in fp16, and biases of the scales' type."""
     scheme, scales, biases = weight.scheme, weight.scales, weight.biases
-    if scheme.super_size and any(each is not None and each.dtype is not torch.float16 for each in (scales, biases)):
+    if scheme.super_size and any(
+        each is not None and each.dtype is not torch.float16 for each in (scales, biases)
+    ):
         assert weight.sub_scales is not None
         scales = _of_groups(weight, scales) * weight.sub_scales
         if biases is not None and weight.sub_biases is not None:

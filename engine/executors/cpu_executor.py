@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,13 +11,12 @@ import torch
 from appliance.engine import program as ops
 from appliance.engine.executors.base import StepOutput
 from appliance.engine.executors.lowering import Parts, lower
-from appliance.engine.executors.packing import pack_matrices
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import BlockCopy, PlanRow
-from appliance.engine.weights import ModelWeights, Progress
+from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVLayout
-from appliance.kernels.linear.cpu import Precision
+from appliance.kernels.linear.cpu import PackedMatrix, Precision
 from appliance.kernels.paged_attention.cpu import KvShape, KvType
 from appliance.kernels.rope import rope_table
 from appliance.kernels.runtime.model import NativeModel
@@ -27,12 +26,12 @@ class CpuExecutor:
     """Runs a step program by native kernels over packed weights.
 
     Args:
-        weights: read and packed while loading, one matrix at a time, and let go.
+        weights: norms, biases and sinks are read of it while loading.
+        matrices: of `matrix_names(program)`, as they are multiplied.
         kv_dtype: "float32", "bfloat16" or "int8".
         precision: what activations are rounded to before products.
         threads: that compute a step.
         max_tokens: most tokens of a step.
-        progress: told how far reading the weights has come.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class CpuExecutor:
         program: ops.StepProgram,
         spec: DecoderSpec,
         weights: ModelWeights,
+        matrices: Mapping[str, PackedMatrix],
         layout: KVLayout,
         *,
         kv_dtype: str,
         precision: Precision,
         threads: int,
         max_tokens: int,
-        progress: Progress,
     ) -> None:
         self._program = program
         self._spec = spec
@@ -58,12 +57,9 @@ class CpuExecutor:
             KvShape(KvType[kv_dtype], group.kv_heads, group.head_dim, layout.block_size, len(group.layers))
             for group in layout.groups
         ]
-        stacked = [names for op in program.ops for names in ops.matrices(op)]
-        embeddings = [op.weight for op in program.ops if isinstance(op, ops.Embed)]
-        names = dict.fromkeys([*embeddings, *(name for stack in stacked for name in stack)])
-        self._matrices = pack_matrices(weights, list(names), threads, progress)
-        biases = ((stack, weights.bias(stack)) for stack in stacked)
-        self._biases = {stack: bias for stack, bias in biases if bias is not None}
+        self._matrices = matrices
+        biases = {stack: weights.bias(stack) for op in program.ops for stack in ops.matrices(op)}
+        self._biases = {stack: bias for stack, bias in biases.items() if bias is not None}
         self._vectors = {name: weights.vector(name) for op in program.ops for name in ops.vectors(op)}
         self._pools: list[torch.Tensor] = []
         self._model: NativeModel | None = None
@@ -80,7 +76,9 @@ class CpuExecutor:
             torch.frombuffer(mmap.mmap(-1, count * shape.block_bytes), dtype=torch.uint8).view(count, -1)
             for count, shape in zip(num_blocks, self._shapes, strict=True)
         ]
-        tables = [rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes]
+        tables = [
+            rope_table(max_model_len, *rope_frequencies(rope, max_model_len)) for rope in self._spec.ropes
+        ]
         parts = Parts(self._matrices, self._vectors, self._biases, tables, self._shapes, self._pools)
         self._model = lower(
             self._program, self._spec, self._layout, parts, self._precision, self._threads, self._max_tokens

@@ -10,7 +10,9 @@ import torch
 
 from appliance.engine.decoder import build_program
 from appliance.engine.executors import CpuExecutor, Executor, TorchExecutor
+from appliance.engine.executors.packing import load_matrices
 from appliance.engine.families import read_spec
+from appliance.engine.program import matrix_names
 from appliance.engine.runner import kv_groups
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.spec import DecoderSpec
@@ -91,16 +93,17 @@ def load_executor(
         if backend == "reference":
             executor = TorchExecutor(program, spec, weights, layout, dense_bytes, _silent)
         else:
+            matrices, _ = load_matrices(path, weights, matrix_names(program), 2, _silent)
             executor = CpuExecutor(
                 program,
                 spec,
                 weights,
+                matrices,
                 layout,
                 kv_dtype=kv_dtype,
                 precision=precision,
                 threads=2,
                 max_tokens=256,
-                progress=_silent,
             )
     executor.attach_pools([blocks] * len(layout.groups), max_model_len)
     return executor

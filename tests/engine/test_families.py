@@ -61,18 +61,14 @@ def worst(got: list[torch.Tensor], family: str) -> float:
 @each_backend
 @each_family
 @each_model
-def test_logits_agree_with_transformers(
-    model_of: Any, family: str, spelling: str, backend: str
-) -> None:
+def test_logits_agree_with_transformers(model_of: Any, family: str, spelling: str, backend: str) -> None:
     assert worst(model_of(family, spelling, backend).run(prompts(family)), family) < 1
 
 
 @each_backend
 @each_family
 @each_model
-def test_chunks_and_strangers_change_no_bit(
-    model_of: Any, family: str, spelling: str, backend: str
-) -> None:
+def test_chunks_and_strangers_change_no_bit(model_of: Any, family: str, spelling: str, backend: str) -> None:
     model = model_of(family, spelling, backend)
     first, second = prompts(family)
     whole = model.run([first, second])
@@ -88,9 +84,7 @@ def test_chunks_and_strangers_change_no_bit(
 @each_backend
 @each_family
 @each_model
-def test_greedy_tokens_are_transformers(
-    model_of: Any, family: str, spelling: str, backend: str
-) -> None:
+def test_greedy_tokens_are_transformers(model_of: Any, family: str, spelling: str, backend: str) -> None:
     model = model_of(family, spelling, backend)
     parts = prompts(family)
     told: list[list[int]] = [[], []]
