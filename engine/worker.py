@@ -6,6 +6,7 @@ daemon. Unloading a model is ending its worker: every byte comes back, always.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -114,6 +115,9 @@ def main(address: str) -> int:
         socket.send(protocol.encode(protocol.LoadFailed(error.info)))
         context.destroy(linger=1000)
         return 1
+    # What there is by now stays: looking through it for garbage again and again costs steps a few per cent.
+    gc.collect()
+    gc.freeze()
     socket.send(protocol.encode(protocol.Ready(engine.info)))
     Worker(socket, engine).serve()
     context.destroy(linger=1000)

@@ -147,11 +147,9 @@ static void put(const Tile &tile, const Target &target, int64_t first, const Sum
     }
 }
 
-static void multiply_block(const Tile &tile, const Target &target, int64_t block, int64_t bytes) {
+static void multiply_block(const Tile &tile, const Target &target, int64_t block, const uint8_t *data) {
     const Matrix &matrix = tile.matrix;
-    const int64_t super = super_columns(matrix);
-    const uint8_t *data = matrix.data + block * bytes;
-    alignas(64) Sums sums = {};
+    alignas(64) Sums sums;
     if (tile.codes) {
         const Panel &panel = tile.panel;
         const TileCodes x{panel.codes + tile.first_row * panel.codes_stride,
@@ -161,6 +159,8 @@ static void multiply_block(const Tile &tile, const Target &target, int64_t block
         put(tile, target, block * kBlockRows, sums);
         return;
     }
+    std::memset(sums, 0, sizeof sums);
+    const int64_t super = super_columns(matrix);
     for (int64_t column = 0; column < matrix.columns; column += super) {
         const int64_t left = matrix.columns - column, columns = left < super ? left : super;
         multiply_super(tile, data, column, columns, sums);
@@ -169,25 +169,42 @@ static void multiply_block(const Tile &tile, const Target &target, int64_t block
     put(tile, target, block * kBlockRows, sums);
 }
 
+// The tiles of the rows from `row` on that blocks pass by at once.
+struct Pass {
+    TileRows tiles[kPassRows / kTileRows];
+    int count = 0;
+    int64_t next;
+
+    Pass(const Panel &panel, int64_t row) {
+        const int64_t most = panel.codes ? kPassRows : kValuesRows;
+        const int64_t end = panel.rows - row < most ? panel.rows : row + most;
+        while (row < end) {
+            const int left = int(end - row);
+            tiles[count] = panel.codes ? tile_of(panel.rows, row, kTileRows)
+                                       : TileRows{row, left < kTileRows ? left : kTileRows};
+            row += tiles[count++].count;
+        }
+        next = row;
+    }
+};
+
 static void multiply(const Matrix &matrix, const Panel &panel, const Target &target, int64_t first_block,
                      int64_t last_block) {
     const MultiplyCodes *codes = !panel.codes                ? nullptr
                                  : matrix.codes == Codes::U8 ? kBytes
                                  : matrix.has_table          ? kTable
                                                              : kNibbles;
-    const int64_t most = codes ? kPassRows : kValuesRows, bytes = block_bytes(matrix);
-    for (int64_t pass = 0; pass < panel.rows; pass += most) {
-        const int64_t end = panel.rows - pass < most ? panel.rows : pass + most;
+    const int64_t bytes = block_bytes(matrix);
+    for (int64_t row = 0; row < panel.rows;) {
+        const Pass pass(panel, row);
         for (int64_t block = first_block; block < last_block; ++block)
-            for (int64_t row = pass; row < end;) {
-                const int left = int(end - row);
-                const TileRows rows = codes ? tile_of(panel.rows, row, kTileRows)
-                                            : TileRows{row, left < kTileRows ? left : kTileRows};
-                const Tile tile{matrix,     panel, row, rows.count, codes ? codes[rows.count - 1] : nullptr,
+            for (int i = 0; i < pass.count; ++i) {
+                const TileRows rows = pass.tiles[i];
+                const Tile tile{matrix,     panel, rows.first, rows.count, codes ? codes[rows.count - 1] : nullptr,
                                 kValues[rows.count - 1]};
-                multiply_block(tile, target, block, bytes);
-                row += rows.count;
+                multiply_block(tile, target, block, matrix.data + block * bytes);
             }
+        row = pass.next;
     }
 }
 

@@ -41,25 +41,18 @@ void Head::run(const Step &step, int phase, int chunk, int thread) {
     product_.multiply(kernels, own.panels, PanelRows{0, rows}, Target{out, width, false, 1.0f, nullptr}, blocks);
     const Step::Range columns{blocks.first * kBlockRows, std::min(blocks.last * kBlockRows, width)};
     for (int row = 0; row < rows; ++row)
-        finish(out + row * width, columns, best_[size_t(first + row) * chunks_at_most() + chunk]);
+        finish(kernels, out + row * width, columns, best_[size_t(first + row) * chunks_at_most() + chunk]);
 }
 
-void Head::finish(float *logits, Step::Range range, Best &best) const {
+void Head::finish(const Kernels &kernels, float *logits, Step::Range range, Best &best) const {
     if (settings_.scale != 1.0f || settings_.softcap != 0.0f)
         for (int64_t i = range.first; i < range.last; ++i) {
             logits[i] *= settings_.scale;
             if (settings_.softcap != 0.0f)
                 logits[i] = std::tanh(logits[i] / settings_.softcap) * settings_.softcap;
         }
-    // Without branches, so that the compiler takes several at once; then where the largest is.
-    float nothing = 0.0f, largest = logits[range.first];
-    for (int64_t i = range.first; i < range.last; ++i) {
-        nothing += logits[i] * 0.0f;
-        largest = logits[i] > largest ? logits[i] : largest;
-    }
-    best = {largest, -1};
-    if (nothing == 0.0f)
-        best.index = int32_t(std::find(logits + range.first, logits + range.last, largest) - logits);
+    const Largest found = (*kernels.argmax)(logits + range.first, range.last - range.first);
+    best = {found.value, found.index < 0 ? -1 : int32_t(range.first + found.index)};
 }
 
 int32_t Head::largest(int row) const {

@@ -13,9 +13,10 @@
     extern const RmsNorm rms_norm;                                                                                     \
     extern const Rope rope;                                                                                            \
     extern const GatedProduct gated_product;                                                                           \
+    extern const Argmax argmax;                                                                                        \
     }
 #define KERNELS(isa, supported)                                                                                        \
-    Kernels { #isa, supported, &isa::linear, &isa::attention, &isa::rms_norm, &isa::rope, &isa::gated_product }
+    Kernels { #isa, supported, &isa::linear, &isa::attention, &isa::rms_norm, &isa::rope, &isa::gated_product, &isa::argmax }
 
 DECLARE(portable)
 #if defined(APPLIANCE_X86)

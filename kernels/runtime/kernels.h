@@ -1,6 +1,7 @@
 // The kernels of one instruction set, and which are used on this machine.
 #pragma once
 
+#include "../argmax/cpu.h"
 #include "../gated_product/cpu.h"
 #include "../linear/cpu.h"
 #include "../paged_attention/cpu.h"
@@ -17,6 +18,7 @@ struct Kernels {
     const RmsNorm *rms_norm;
     const Rope *rope;
     const GatedProduct *gated_product;
+    const Argmax *argmax;
 };
 
 // The widest set that this machine supports, or the one named by `appliance_force_isa`.

@@ -216,7 +216,7 @@ class Head : public Op {
         int32_t index; // -1: not finite
     };
     int chunks_at_most() const;
-    void finish(float *logits, Step::Range range, Best &best) const;
+    void finish(const Kernels &kernels, float *logits, Step::Range range, Best &best) const;
 
     const Settings settings_;
     const Product product_;
