@@ -76,7 +76,9 @@ def bandwidth(threads: int) -> float:
     return best / 1e9
 
 
-def figures(engine: Engine, options: argparse.Namespace, threads: int) -> Iterator[tuple[str, str, list[float]]]:
+def figures(
+    engine: Engine, options: argparse.Namespace, threads: int
+) -> Iterator[tuple[str, str, list[float]]]:
     """Name, unit and the values of each round."""
     rng = random.Random(options.seed)
     decode(engine, rng, 1, 8)  # warms caches
@@ -106,8 +108,12 @@ def starter() -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a .gguf file or a model folder; default: the installed starter")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, help="a .gguf file or a model folder; default: the installed starter"
+    )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--backend", help="as the setting of this name")
     parser.add_argument("--activation-precision", help="as the setting of this name")
@@ -116,7 +122,9 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=512, help="length of a prompt")
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 16])
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--csv", metavar="FILE", help="write the figures there too; -: print them instead of a table")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the figures there too; -: print them instead of a table"
+    )
     options = parser.parse_args()
     model = (options.model or starter()).absolute()
     chosen = {"backend": options.backend, "activation_precision": options.activation_precision}
@@ -132,12 +140,19 @@ def main() -> None:
     loaded = time.perf_counter() - start
     rows = [("load", "s", [loaded]), *figures(engine, options, options.threads or usable_cpus())]
     if options.csv:
-        with open(1 if options.csv == "-" else options.csv, "w", newline="", closefd=options.csv != "-") as file:
+        with open(
+            1 if options.csv == "-" else options.csv, "w", newline="", closefd=options.csv != "-"
+        ) as file:
             writer = csv.writer(file)
             writer.writerow(("figure", "unit", "median", "lowest", "highest"))
             writer.writerows((name, unit, statistics.median(v), min(v), max(v)) for name, unit, v in rows)
     if options.csv != "-":
-        table = Table("figure", "median", "range", title=f"{model.name}; {engine.info.backend}, {engine.info.native_isa}")
+        table = Table(
+            "figure",
+            "median",
+            "range",
+            title=f"{model.name}; {engine.info.backend}, {engine.info.native_isa}",
+        )
         for name, unit, values in rows:
             span = f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else ""
             table.add_row(name, f"{statistics.median(values):.2f} {unit}", span)

@@ -88,11 +88,15 @@ def main() -> None:
     from appliance.settings import load_settings
     from appliance.store import Store
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path, metavar="OUT.gguf")
     parser.add_argument("--tokenizer", type=Path, help="a .gguf file to take it from; default: the starter")
     options = parser.parse_args()
-    write(options.path, options.tokenizer or Store(load_settings({}).download_dir).resolve("smollm2:135m").path)
+    write(
+        options.path, options.tokenizer or Store(load_settings({}).download_dir).resolve("smollm2:135m").path
+    )
 
 
 if __name__ == "__main__":
