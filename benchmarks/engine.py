@@ -65,13 +65,13 @@ def prefill(engine: Engine, rng: random.Random, tokens: int) -> float:
 
 
 def bandwidth(threads: int) -> float:
-    """GB/s at which this many threads read memory: the best of a few sums over a gigabyte."""
-    parts = np.array_split(np.ones(1 << 27, np.int64), threads)
+    """GB/s at which this many threads read memory: the best of a few passes over a gigabyte."""
+    parts = np.array_split(np.ones(1 << 28, np.float32), threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(5):
             start = time.perf_counter()
-            list(pool.map(np.sum, parts))
+            list(pool.map(np.max, parts))
             best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - start))
     return best / 1e9
 

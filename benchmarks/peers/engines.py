@@ -17,20 +17,9 @@ TOKENS, PREFILL = 128, 512
 
 
 def ours(model: Path, threads: int, more: list[str]) -> Figures:
-    out = _run(
-        [sys.executable, HERE.parent / "engine.py", "--model", model, "--threads", threads]
-        + [
-            "--rounds",
-            1,
-            "--tokens",
-            TOKENS,
-            "--csv",
-            "-",
-            "--seed",
-            int.from_bytes(os.urandom(4), "big"),
-            *more,
-        ]
-    )
+    seed = int.from_bytes(os.urandom(4), "big")
+    words = ["--model", model, "--threads", threads, "--rounds", 1, "--tokens", TOKENS, "--seed", seed]
+    out = _run([sys.executable, HERE.parent / "engine.py", *words, "--csv", "-", *more])
     return {row["figure"]: float(row["median"]) for row in csv.DictReader(out.splitlines())}
 
 
@@ -65,7 +54,7 @@ def script(name: str) -> Callable[[Path, Path, int, list[str]], Figures]:
 
 def _run(command: list[object]) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout

@@ -37,7 +37,7 @@ def install(peer: str, folder: Path, jobs: int) -> None:
 
 
 def _build_llama_cpp(folder: Path, jobs: int) -> None:
-    """Its server and its bench, from the source that the PyPI package llama-cpp-python carries.
+    """Its server and its benches, from the source that the PyPI package llama-cpp-python carries.
 
     The package's own server answers one request after the other. Wheels that PyPI has of llama.cpp are built for AVX2
     only, which would not be a fair peer.
@@ -51,7 +51,7 @@ def _build_llama_cpp(folder: Path, jobs: int) -> None:
             archive.extractall(source, filter="data")
         tree = next(source.glob("*/vendor/llama.cpp"))
         _run("cmake", "-S", tree, "-B", source / "build", *_LLAMA_CPP_FLAGS)
-        targets = ("llama-server", "llama-bench")
+        targets = ("llama-server", "llama-bench", "llama-batched-bench")
         _run("cmake", "--build", source / "build", "-j", jobs, "--target", *targets)
         (folder / "bin").mkdir(exist_ok=True)
         for target in targets:

@@ -68,7 +68,7 @@ def _is_ready(url: str) -> bool:
 def ask(url: str, more: list[str]) -> dict[str, float]:
     """One round of `appliance bench`: figures by name; of several streams both speeds."""
     words = [str(APPLIANCE), "bench", "--url", url, "--rounds", "1", "--json", *more]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     found: dict[str, float] = {}
