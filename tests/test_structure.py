@@ -41,6 +41,8 @@ TORCH_FREE = [
     "appliance.kernels.native",
     "appliance.daemon.lifecycle",
     "appliance.text.tokenizer",
+    "appliance.bench.measure",
+    "appliance.cli.bench",
     "appliance.cli.main",
     "appliance.cli.run",
     "appliance.cli.serve",

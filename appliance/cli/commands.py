@@ -10,6 +10,7 @@ import typer
 from appliance import __version__
 from appliance.api_keys import KeyFileError
 from appliance.cli import keys, models, show
+from appliance.cli.bench import bench
 from appliance.cli.config import config
 from appliance.cli.console import say
 from appliance.cli.run import run
@@ -52,6 +53,7 @@ def show_version() -> None:
 
 app.command("serve")(serve)
 app.command("run")(run)
+app.command("bench")(bench)
 app.command("pull")(models.pull)
 app.command("list")(models.list_models)
 app.command("show")(show.show)

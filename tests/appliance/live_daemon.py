@@ -54,13 +54,14 @@ class LiveDaemon:
     """A started daemon; `url` is known once it is ready."""
 
     program: tuple[str, ...] = PROGRAM
+    model: str = MODEL
 
     def __init__(self, models_dir: Path, home: Path, **settings: Any) -> None:
         settings = {"kv_cache_memory_bytes": 300 * BLOCK_BYTES, "max_model_len": 512, "port": 0, **settings}
         self._out, self._err = home / "stdout", home / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*self.program, "serve", MODEL],
+                [*self.program, "serve", self.model],
                 cwd=home,
                 env=environment(models_dir, home, **settings),
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""Measures any server with OpenAI's completions API, as its clients see it. Imports no torch."""
