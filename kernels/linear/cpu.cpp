@@ -152,10 +152,10 @@ static void multiply_block(const Tile &tile, const Target &target, int64_t block
     alignas(64) Sums sums;
     if (tile.codes) {
         const Panel &panel = tile.panel;
-        const TileCodes x{panel.codes + tile.first_row * panel.codes_stride,
-                          panel.scales + tile.first_row * panel.scales_stride,
-                          panel.sums + tile.first_row * panel.sums_stride};
-        tile.codes(matrix, data, x, sums);
+        // Not as one argument: put together in memory, it would wait for what was stored before.
+        tile.codes(matrix, data, panel.codes + tile.first_row * panel.codes_stride,
+                   panel.scales + tile.first_row * panel.scales_stride,
+                   panel.sums + tile.first_row * panel.sums_stride, sums);
         put(tile, target, block * kBlockRows, sums);
         return;
     }

@@ -51,12 +51,6 @@ static inline int32_t load_four(const int8_t *from) {
     return four;
 }
 
-// One tile's activations: see Panel.
-struct TileCodes {
-    const int8_t *codes;
-    const float *scales, *sums;
-};
-
 // What is known of the metadata when this is compiled: nothing, or groups of 32 columns with fp16 scales, and a constant
 // offset or fp16 biases, as most GGUF files have them.
 enum class Known { NOTHING, CONSTANT, BIASES };
@@ -77,9 +71,10 @@ static inline Pair pair_of(const Matrix &matrix, const uint8_t *header, const ui
     return {scale, Metadata == Known::BIASES ? load_half(at + 2 * kLanes) : splat(-matrix.constant) * scale};
 }
 
-// sums[row][n] = the products of a block; of a chunk the integers first, so a row's sums don't depend on `Rows`.
+// sums[row][n] = the products of a block with a tile (see Panel); of a chunk the integers first, so a row's sums don't depend on `Rows`.
 template <int Rows, int Bits, bool Table, int HalfChunks, Known Metadata>
-static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, TileCodes x, Sums &sums) {
+static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, const int8_t *codes, const float *scales,
+                              const float *code_sums, Sums &sums) {
     constexpr int chunk_columns = 16 * HalfChunks, line_columns = 32 / Bits;
     const int64_t columns = matrix.columns, super = super_columns(matrix);
     const int64_t group = Metadata == Known::NOTHING ? matrix.group : kActivationGroup;
@@ -112,7 +107,7 @@ static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, TileCod
                     low = look_up(matrix.table, low);
 #pragma GCC unroll kUnroll
                 for (int m = 0; m < Rows; ++m)
-                    dots[m].add(low, load_four(x.codes + at * Rows + 4 * m));
+                    dots[m].add(low, load_four(codes + at * Rows + 4 * m));
                 if (Bits == 4) {
                     Bytes high = high_nibbles(all);
                     if (Table)
@@ -120,19 +115,19 @@ static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, TileCod
                     // With few rows, sums of their own don't wait for each other.
 #pragma GCC unroll kUnroll
                     for (int m = 0; m < Rows; ++m)
-                        (kWide && Rows <= 4 ? more : dots)[m].add(high, load_four(x.codes + (at + 4) * Rows + 4 * m));
+                        (kWide && Rows <= 4 ? more : dots)[m].add(high, load_four(codes + (at + 4) * Rows + 4 * m));
                 }
             }
 #pragma GCC unroll kUnroll
             for (int m = 0; m < Rows; ++m) {
                 const Ints sum = kWide && Rows <= 4 ? dots[m].sum() + more[m].sum() : dots[m].sum();
-                f[m] = fma(to_floats(sum), pair.scale * splat(x.scales[m]), f[m]);
-                f[m] = fma(pair.bias, splat(x.sums[m]), f[m]);
+                f[m] = fma(to_floats(sum), pair.scale * splat(scales[m]), f[m]);
+                f[m] = fma(pair.bias, splat(code_sums[m]), f[m]);
             }
-            x.codes += chunk_columns * Rows;
-            x.sums += Rows;
+            codes += chunk_columns * Rows;
+            code_sums += Rows;
             if (HalfChunks == 2 || column % kActivationGroup)
-                x.scales += Rows;
+                scales += Rows;
         }
         data += rest_of_group;
     }
@@ -142,16 +137,17 @@ static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, TileCod
 }
 
 template <int Rows, int Bits, bool Table>
-static void multiply_codes(const Matrix &matrix, const uint8_t *data, TileCodes x, Sums &sums) {
+static void multiply_codes(const Matrix &matrix, const uint8_t *data, const int8_t *codes, const float *scales,
+                           const float *code_sums, Sums &sums) {
     const Known metadata = Table ? Known::NOTHING : known(matrix);
     if (!Table && metadata == Known::CONSTANT)
-        multiply_codes_of<Rows, Bits, false, 2, Known::CONSTANT>(matrix, data, x, sums);
+        multiply_codes_of<Rows, Bits, false, 2, Known::CONSTANT>(matrix, data, codes, scales, code_sums, sums);
     else if (!Table && Bits == 4 && metadata == Known::BIASES)
-        multiply_codes_of<Rows, 4, false, 2, Known::BIASES>(matrix, data, x, sums);
+        multiply_codes_of<Rows, 4, false, 2, Known::BIASES>(matrix, data, codes, scales, code_sums, sums);
     else if (chunk(matrix) == kActivationGroup)
-        multiply_codes_of<Rows, Bits, Table, 2, Known::NOTHING>(matrix, data, x, sums);
+        multiply_codes_of<Rows, Bits, Table, 2, Known::NOTHING>(matrix, data, codes, scales, code_sums, sums);
     else
-        multiply_codes_of<Rows, Bits, Table, 1, Known::NOTHING>(matrix, data, x, sums);
+        multiply_codes_of<Rows, Bits, Table, 1, Known::NOTHING>(matrix, data, codes, scales, code_sums, sums);
 }
 
 // The same with activations and weights in floating point: `weights` is the piece's table[code], [column][row].
@@ -196,7 +192,8 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
         store(sums[m], f[m]);
 }
 
-typedef void (*MultiplyCodes)(const Matrix &, const uint8_t *block, TileCodes, Sums &);
+typedef void (*MultiplyCodes)(const Matrix &, const uint8_t *block, const int8_t *codes, const float *scales,
+                              const float *code_sums, Sums &);
 typedef void (*MultiplyValues)(const Piece &, const float *weights, const Panel &, int64_t row, Sums &);
 
 #if defined(__AVX512VNNI__)
