@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
-import numpy as np
 import torch
 
 from appliance.engine import program as ops
@@ -86,18 +86,19 @@ class CpuExecutor:
 
     def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
         assert self._model is not None
-        token_ids = np.array([token for row in rows for token in row.token_ids], np.int32)
-        layout = np.empty((len(rows), 3), np.int32)
-        layout[:, 1] = [row.n_tokens for row in rows]
-        layout[:, 0] = layout[:, 1].cumsum() - layout[:, 1]
-        layout[:, 2] = [row.start for row in rows]
+        token_ids = [token for row in rows for token in row.token_ids]
+        stops = list(accumulate(row.n_tokens for row in rows))
+        layout = [
+            (stop - row.n_tokens, row.n_tokens, row.start) for row, stop in zip(rows, stops, strict=True)
+        ]
         width = max(len(table) for row in rows for table in row.tables)
-        tables = np.zeros((len(self._shapes), len(rows), width), np.int32)
-        for place, row in enumerate(rows):
-            for group, table in enumerate(row.tables):
-                tables[group, place, : len(table)] = table
-        finite, largest = self._model.step(token_ids, layout, list(tables), np.array(greedy, np.int32))
-        return StepOutput(finite.astype(bool).tolist(), largest.tolist())
+        tables = [
+            [row.tables[group] + (0,) * (width - len(row.tables[group])) for row in rows]
+            for group in range(len(self._shapes))
+        ]
+        arguments = (torch.tensor(given, dtype=torch.int32) for given in (token_ids, layout, tables, greedy))
+        finite, largest = self._model.step(*arguments)
+        return StepOutput(finite.bool().tolist(), largest.tolist())
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self._model is not None

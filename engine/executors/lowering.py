@@ -51,8 +51,8 @@ def lower(
 ) -> NativeModel:
     """A native model that computes what the program says."""
     model = NativeModel(threads, max_rows)
-    for shape, group, pool in zip(parts.shapes, layout.groups, parts.pools, strict=True):
-        model.group(shape, group.window, pool)
+    for shape, pool in zip(parts.shapes, parts.pools, strict=True):
+        model.group(shape, pool)
     lowering = _Lowering(model, spec, layout, parts, precision, list(program.body))
     while lowering.rest:
         op = lowering.rest.pop(0)
@@ -160,7 +160,9 @@ class _Lowering:
         group, layer = self.layout.place(op.layer)
         out = self.buffer(op.out, self.spec.num_heads * self.spec.head_dim)
         sinks = self.parts.vectors[op.sinks] if op.sinks else None
-        self.model.attend(self._qkv(op.qkv), self._heads, out, group, layer, op.scale, op.softcap, sinks)
+        self.model.attend(
+            self._qkv(op.qkv), self._heads, out, group, layer, op.window, op.scale, op.softcap, sinks
+        )
 
     def _route(self, op: ops.Route) -> None:
         experts = self._widths[op.logits]

@@ -38,8 +38,8 @@ APPLIANCE_EXPORT void appliance_model_free(Model *model) { delete model; }
 
 APPLIANCE_EXPORT int appliance_model_buffer(Model *model, int64_t width) { return model->add_buffer(width); }
 
-APPLIANCE_EXPORT int appliance_model_group(Model *model, const KvShape *shape, int window, uint8_t *pool) {
-    return model->add_group(*shape, window, pool);
+APPLIANCE_EXPORT int appliance_model_group(Model *model, const KvShape *shape, uint8_t *pool) {
+    return model->add_group(*shape, pool);
 }
 
 APPLIANCE_EXPORT int appliance_model_product(Model *model, const Matrix *const *parts, int count, const float *bias,
@@ -76,10 +76,10 @@ APPLIANCE_EXPORT void appliance_model_qkv(Model *model, int qkv, const HeadCount
 }
 
 APPLIANCE_EXPORT void appliance_model_attend(Model *model, int qkv, const HeadCounts *heads, int out, int group,
-                                             int layer, float scale, float softcap, const float *sinks) {
+                                             int layer, int window, float scale, float softcap, const float *sinks) {
     model->set_query_heads(heads->queries);
-    model->add(std::make_unique<Attend>(model->buffer(qkv), *heads, model->buffer(out), model->group(group), layer,
-                                        scale, softcap, sinks));
+    model->add(std::make_unique<Attend>(model->buffer(qkv), *heads, model->buffer(out),
+                                        model->attention_plan(group, window), layer, scale, softcap, sinks));
 }
 
 APPLIANCE_EXPORT void appliance_model_route(Model *model, int logits, int chosen, int weights, int experts, int top_k,

@@ -44,16 +44,16 @@ void FinishQkv::normalise(const Kernels &kernels, float *heads, const float *wei
 }
 
 void Attend::plan(const Step &, std::vector<int> &chunks) {
-    chunks.push_back(int(group_->step.items.size()));
-    if (!group_->step.merged.empty())
-        chunks.push_back(int(group_->step.merged.size()));
+    chunks.push_back(int(plan_->items.size()));
+    if (!plan_->merged.empty())
+        chunks.push_back(int(plan_->merged.size()));
 }
 
 void Attend::run(const Step &step, int phase, int chunk, int) {
-    const AttentionItem &item = phase ? group_->step.merged[chunk] : group_->step.items[chunk];
+    const AttentionItem &item = phase ? plan_->merged[chunk] : plan_->items[chunk];
     const Attention work = attention(step, item);
     const AttentionKernels &kernels = *step.kernels->attention;
-    float *partials = group_->partials.as<float>() + item.partials;
+    float *partials = plan_->partials.as<float>() + item.partials;
     if (item.first_segment < 0) {
         kernels.attend(work);
     } else if (phase) {
@@ -79,7 +79,7 @@ Attention Attend::attention(const Step &step, const AttentionItem &item) const {
     work.table = group_->step.tables + int64_t(item.sequence) * group_->step.table_width;
     work.first_position = sequence.position + item.first_token;
     work.tokens = item.tokens;
-    work.window = group_->window;
+    work.window = plan_->window;
     work.scale = scale_;
     work.softcap = softcap_;
     work.sinks = sinks_ ? sinks_ + head : nullptr;
@@ -92,36 +92,37 @@ Attention Attend::attention(const Step &step, const AttentionItem &item) const {
 
 namespace {
 
-Segments segments_of(const Step &step, const KvGroup &group, const AttentionItem &item) {
+Segments segments_of(const Step &step, const AttentionPlan &plan, const AttentionItem &item) {
     Attention work{};
-    work.shape = group.shape;
+    work.shape = plan.group->shape;
     work.first_position = step.sequences[item.sequence].position + item.first_token;
     work.tokens = item.tokens;
-    work.window = group.window;
+    work.window = plan.window;
     return segments(work);
 }
 
 // So many segments at a time are an item of its own.
-void split(const AttentionItem &whole, Segments of_item, int run, int64_t floats_of_segment, GroupStep &step,
+void split(const AttentionItem &whole, Segments of_item, int run, int64_t floats_of_segment, AttentionPlan &plan,
            int64_t &floats) {
     AttentionItem merged = whole;
     merged.first_segment = of_item.first;
     merged.last_segment = of_item.last;
     merged.partials = floats;
-    step.merged.push_back(merged);
+    plan.merged.push_back(merged);
     for (int first = of_item.first; first < of_item.last; first += run) {
         AttentionItem part = whole;
         part.first_segment = first;
         part.last_segment = std::min(first + run, of_item.last);
         part.partials = floats;
         floats += (part.last_segment - first) * floats_of_segment;
-        step.items.push_back(part);
+        plan.items.push_back(part);
     }
 }
 
 } // namespace
 
-void plan_attention(const Step &step, KvGroup &group, int query_heads) {
+void plan_attention(const Step &step, AttentionPlan &plan, int query_heads) {
+    const KvShape &shape = plan.group->shape;
     struct Sized {
         AttentionItem item;
         Segments segments;
@@ -130,31 +131,30 @@ void plan_attention(const Step &step, KvGroup &group, int query_heads) {
     std::vector<Sized> all;
     for (size_t sequence = 0; sequence < step.sequences.size(); ++sequence)
         for (int first = 0; first < step.sequences[sequence].rows; first += kQueryTokens)
-            for (int head = 0; head < group.shape.kv_heads; ++head) {
+            for (int head = 0; head < shape.kv_heads; ++head) {
                 const int tokens = std::min(kQueryTokens, step.sequences[sequence].rows - first);
                 const AttentionItem item{int32_t(sequence), first, tokens, head, -1, -1, 0};
-                const Segments seen = segments_of(step, group, item);
+                const Segments seen = segments_of(step, plan, item);
                 all.push_back({item, seen, int64_t(tokens) * (seen.last - seen.first)});
             }
     std::stable_sort(all.begin(), all.end(), [](const Sized &a, const Sized &b) { return a.cost > b.cost; });
-    GroupStep &plan = group.step;
     plan.items.clear();
     plan.merged.clear();
-    const int wanted = 4 * step.threads, shared = query_heads / group.shape.kv_heads;
+    const int wanted = 4 * step.threads, shared = query_heads / shape.kv_heads;
     const bool few = step.threads > 1 && int(all.size()) < wanted;
     int64_t floats = 0;
     for (const Sized &each : all) {
         const int count = each.segments.last - each.segments.first;
         if (few && count > 1 && each.item.tokens <= kPrivateRows) {
             const int run = std::max(1, int(count * all.size() / wanted));
-            split(each.item, each.segments, run, each.item.tokens * shared * partial_floats(group.shape), plan, floats);
+            split(each.item, each.segments, run, each.item.tokens * shared * partial_floats(shape), plan, floats);
         } else {
             plan.items.push_back(each.item);
         }
     }
-    if (size_t(floats) > group.partial_floats) {
-        group.partials = Memory(floats * sizeof(float));
-        group.partial_floats = floats;
+    if (size_t(floats) > plan.partial_floats) {
+        plan.partials = Memory(floats * sizeof(float));
+        plan.partial_floats = floats;
     }
 }
 

@@ -10,13 +10,22 @@ int Model::add_buffer(int64_t width) {
     return int(buffers_.size()) - 1;
 }
 
-int Model::add_group(const KvShape &shape, int window, uint8_t *pool) {
+int Model::add_group(const KvShape &shape, uint8_t *pool) {
     auto group = std::make_unique<KvGroup>();
     group->shape = shape;
-    group->window = window;
     group->pool = pool;
     groups_.push_back(std::move(group));
     return int(groups_.size()) - 1;
+}
+
+AttentionPlan *Model::attention_plan(int group, int window) {
+    for (const auto &plan : attention_plans_)
+        if (plan->group == groups_[group].get() && plan->window == window)
+            return plan.get();
+    attention_plans_.push_back(std::make_unique<AttentionPlan>());
+    attention_plans_.back()->group = groups_[group].get();
+    attention_plans_.back()->window = window;
+    return attention_plans_.back().get();
 }
 
 int Model::add_product(Product product) {
@@ -91,8 +100,9 @@ void Model::begin(const StepInput &input) {
         groups_[i]->step.tables = input.tables[i];
         groups_[i]->step.table_width = input.table_width;
         find_fresh(*groups_[i]);
-        plan_attention(step_, *groups_[i], query_heads_);
     }
+    for (const auto &plan : attention_plans_)
+        plan_attention(step_, *plan, query_heads_);
     chunks_.clear();
     planned_.clear();
 }

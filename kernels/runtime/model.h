@@ -22,7 +22,8 @@ class Model : public Job {
 
     // Building: first what operations name by its index, then the operations in order, then `finish`.
     int add_buffer(int64_t width);
-    int add_group(const KvShape &shape, int window, uint8_t *pool);
+    int add_group(const KvShape &shape, uint8_t *pool);
+    AttentionPlan *attention_plan(int group, int window);
     int add_product(Product product);
     void add(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
     void set_head(std::unique_ptr<Head> head) { head_ = std::move(head); }
@@ -58,6 +59,7 @@ class Model : public Job {
     int query_heads_ = 1;
     std::vector<std::unique_ptr<Buffer>> buffers_;
     std::vector<std::unique_ptr<KvGroup>> groups_;
+    std::vector<std::unique_ptr<AttentionPlan>> attention_plans_;
     std::vector<Product> products_;
     std::vector<std::unique_ptr<Op>> ops_;
     std::unique_ptr<Head> head_;

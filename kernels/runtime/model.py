@@ -9,8 +9,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from appliance.kernels import native
@@ -18,7 +16,6 @@ from appliance.kernels.linear.cpu import PRECISIONS, Matrix, PackedMatrix, Preci
 from appliance.kernels.paged_attention.cpu import KvShape
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
-Ints = npt.NDArray[np.int32]
 
 
 class Source(ctypes.Structure):
@@ -119,13 +116,13 @@ class NativeModel:
         """A buffer of `max_rows` rows of so many floats; its index."""
         return int(self._lib.appliance_model_buffer(self._model, ctypes.c_int64(width)))
 
-    def group(self, shape: KvShape, window: int, pool: torch.Tensor) -> int:
+    def group(self, shape: KvShape, pool: torch.Tensor) -> int:
         """A KV group whose blocks lie in `pool`; its index."""
         fields = _KvShape(shape.type, shape.kv_heads, shape.head_dim, shape.block_size, shape.layers)
         self._alive.append(pool)
         return int(
             self._lib.appliance_model_group(
-                self._model, ctypes.byref(fields), ctypes.c_int(window), ctypes.c_void_p(pool.data_ptr())
+                self._model, ctypes.byref(fields), ctypes.c_void_p(pool.data_ptr())
             )
         )
 
@@ -197,6 +194,7 @@ class NativeModel:
         out: int,
         group: int,
         layer: int,
+        window: int,
         scale: float,
         softcap: float,
         sinks: torch.Tensor | None,
@@ -209,6 +207,7 @@ class NativeModel:
             out,
             group,
             layer,
+            window,
             float(scale),
             float(softcap),
             self._kept(sinks),
@@ -263,34 +262,42 @@ class NativeModel:
         self._call("finish", hidden, ctypes.c_int64(width))
 
     def step(
-        self, token_ids: Ints, layout: Ints, tables: Sequence[Ints], head_rows: Ints
-    ) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """Compute a step.
+        self,
+        token_ids: torch.Tensor,
+        layout: torch.Tensor,
+        tables: torch.Tensor,
+        head_rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute a step. All arguments are int32 and contiguous.
 
         Args:
             token_ids: [rows].
             layout: [sequences, 3], of each its first row, its number of rows and the position of the first.
-            tables: of each KV group [sequences, width]; contiguous, as all are.
-            head_rows: whose largest logit is wanted.
+            tables: [groups, sequences, width], the blocks in each KV group.
+            head_rows: [any], whose largest logit is wanted.
 
         Returns:
-            Which rows are finite, and of each of `head_rows` the index of the largest logit, -1 where one is not a
-            finite number.
+            Which rows are finite (uint8), and of each of `head_rows` the index of the largest logit, -1 where one is
+            not a finite number.
         """
+        for given in (token_ids, layout, tables, head_rows):
+            assert given.dtype is torch.int32
+            assert given.is_contiguous()
         assert 0 < len(token_ids) <= self._max_rows
-        finite, largest = np.empty(len(token_ids), np.uint8), np.empty(len(head_rows), np.int32)
-        pointers = (ctypes.c_void_p * len(tables))(*(table.ctypes.data for table in tables))
+        finite = torch.empty(len(token_ids), dtype=torch.uint8)
+        largest = torch.empty_like(head_rows)
+        pointers = (ctypes.c_void_p * len(tables))(*(table.data_ptr() for table in tables))
         step = _StepInput(
             len(token_ids),
             len(layout),
-            tables[0].shape[1],
+            tables.shape[2],
             len(head_rows),
-            token_ids.ctypes.data,
-            layout.ctypes.data,
+            token_ids.data_ptr(),
+            layout.data_ptr(),
             ctypes.addressof(pointers),
-            head_rows.ctypes.data,
-            largest.ctypes.data,
-            finite.ctypes.data,
+            head_rows.data_ptr(),
+            largest.data_ptr(),
+            finite.data_ptr(),
         )
         self._lib.appliance_model_step(self._model, ctypes.byref(step))
         return finite, largest

@@ -116,10 +116,10 @@ class FinishQkv : public Op {
 
 class Attend : public Op {
   public:
-    Attend(Buffer *qkv, HeadCounts heads, Buffer *out, KvGroup *group, int layer, float scale, float softcap,
+    Attend(Buffer *qkv, HeadCounts heads, Buffer *out, AttentionPlan *plan, int layer, float scale, float softcap,
            const float *sinks)
-        : qkv_(qkv), heads_(heads), out_(out), group_(group), layer_(layer), scale_(scale), softcap_(softcap),
-          sinks_(sinks) {}
+        : qkv_(qkv), heads_(heads), out_(out), plan_(plan), group_(plan->group), layer_(layer), scale_(scale),
+          softcap_(softcap), sinks_(sinks) {}
     void plan(const Step &step, std::vector<int> &chunks) override;
     void run(const Step &step, int phase, int chunk, int thread) override;
 
@@ -129,14 +129,15 @@ class Attend : public Op {
     Buffer *const qkv_;
     const HeadCounts heads_;
     Buffer *const out_;
-    KvGroup *const group_;
+    const AttentionPlan *const plan_;
+    const KvGroup *const group_;
     const int layer_; // in its group
     const float scale_, softcap_;
     const float *const sinks_;
 };
 
-// Splits the attention of a step into items; of all layers of a group.
-void plan_attention(const Step &step, KvGroup &group, int query_heads);
+// Splits the attention of a step into items.
+void plan_attention(const Step &step, AttentionPlan &plan, int query_heads);
 
 // Each row's top_k experts by softmax(logits), and their weights.
 class Route : public Op {

@@ -41,18 +41,23 @@ struct AttentionItem {
 struct GroupStep {
     const int32_t *tables = nullptr; // [sequences][table_width]
     int32_t table_width = 0;
-    std::vector<AttentionItem> items;  // of one KV head; the longest first
-    std::vector<AttentionItem> merged; // those that were split, once each
     std::vector<int32_t> fresh; // blocks that are written from their first token
 };
 
 struct KvGroup {
     KvShape shape;
-    int32_t window;
     uint8_t *pool = nullptr;
+    GroupStep step;
+};
+
+// How a step's attention is split, for all layers of a group that see equally far.
+struct AttentionPlan {
+    KvGroup *group;
+    int32_t window;
+    std::vector<AttentionItem> items;  // of one KV head; the longest first
+    std::vector<AttentionItem> merged; // those that were split, once each
     Memory partials;
     size_t partial_floats = 0;
-    GroupStep step;
 };
 
 struct Buffer {
