@@ -214,10 +214,10 @@ class _Reader:
 
     def check_data(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Raises PackedFileError where any of it is damaged."""
-        start = self._memory.data_ptr()
         regions = sorted(self._regions(), key=lambda region: -region.num_bytes)
 
         def is_sound(share: list[Region]) -> bool:
+            start = self._memory.data_ptr()  # which holds on to the mapping until the last thread is done
             return all(checksum(start + each.offset, each.num_bytes) == each.checksum for each in share)
 
         if not all(pool.map(is_sound, [regions[first::threads] for first in range(threads)])):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_models import BACKENDS, EXACT
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
 from appliance.engine.errors import ContextLengthError, MemoryPlanError, ParameterError
+from appliance.engine.executors.base import StepOutput
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import Request
+from appliance.engine.types import PlanRow, Request
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.file import GGUFFile
 
@@ -23,13 +27,23 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(golden: Path) -> str:
-    return str(golden / "gguf_q4_0" / "mini-q4_0.gguf")
+@dataclass(frozen=True)
+class Subject:
+    """A model and what runs it."""
+
+    path: str
+    backend: str = "auto"
 
 
-def start(model: str, **config: Any) -> Engine:
-    return Engine(EngineConfig(model_path=model, **config))
+@pytest.fixture(params=BACKENDS)
+def model(golden: Path, request: pytest.FixtureRequest) -> Subject:
+    return Subject(str(golden / "gguf_q4_0" / "mini-q4_0.gguf"), request.param)
+
+
+def start(model: Subject | str, **config: Any) -> Engine:
+    subject = Subject(model) if isinstance(model, str) else model
+    settings = {"backend": subject.backend, **EXACT, **config}
+    return Engine(EngineConfig(model_path=subject.path, **settings))
 
 
 def run(engine: Engine, prompts: list[list[int]], **sampling: Any) -> list[tuple[int, ...]]:
@@ -51,8 +65,13 @@ def run(engine: Engine, prompts: list[list[int]], **sampling: Any) -> list[tuple
     return list(texts.values())
 
 
+def floats(pool: torch.Tensor) -> torch.Tensor:
+    """A pool in float32, whoever keeps it."""
+    return pool.view(torch.float32) if pool.dtype is torch.uint8 else pool
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}])
-def test_text_alone_is_the_text_in_any_company(model: str, sampling: dict[str, Any]) -> None:
+def test_text_alone_is_the_text_in_any_company(model: Subject, sampling: dict[str, Any]) -> None:
     alone = [
         run(start(model, enable_prefix_caching=False), [prompt], **sampling)[0] for prompt in PROMPTS[:1]
     ]
@@ -70,7 +89,7 @@ def test_text_alone_is_the_text_in_any_company(model: str, sampling: dict[str, A
     assert tiny.stats().prefix_hit_tokens_total > 0
 
 
-def test_stop_tokens_end_the_text_and_are_not_in_it(model: str) -> None:
+def test_stop_tokens_end_the_text_and_are_not_in_it(model: Subject) -> None:
     engine = start(model)
     (plain,) = run(engine, [PROMPTS[0]])
     stop = plain[5]
@@ -90,12 +109,12 @@ def test_stop_tokens_end_the_text_and_are_not_in_it(model: str) -> None:
     assert (events[-1].finish_reason, events[-1].stop_token_id) == ("stop", stop)
 
 
-def test_the_context_ends_the_text(model: str) -> None:
+def test_the_context_ends_the_text(model: Subject) -> None:
     (text,) = run(start(model, max_model_len=48), [PROMPTS[1]], max_tokens=None)
     assert len(text) == 8
 
 
-def test_a_context_beyond_the_pool_is_served_as_far_as_the_pool_goes(model: str) -> None:
+def test_a_context_beyond_the_pool_is_served_as_far_as_the_pool_goes(model: Subject) -> None:
     engine = start(model, kv_cache_memory_bytes=4 * BLOCK_BYTES)
     assert engine.info.max_model_len == 64
     assert "64" in engine.info.notes[0]
@@ -103,7 +122,7 @@ def test_a_context_beyond_the_pool_is_served_as_far_as_the_pool_goes(model: str)
     assert len(text) == 24
 
 
-def test_unusable_requests_are_refused_and_nothing_is_queued(model: str) -> None:
+def test_unusable_requests_are_refused_and_nothing_is_queued(model: Subject) -> None:
     engine = start(model, max_model_len=64)
 
     def add(ids: list[int], **sampling: Any) -> None:
@@ -125,7 +144,7 @@ def test_unusable_requests_are_refused_and_nothing_is_queued(model: str) -> None
         add([5])
 
 
-def test_abort_frees_the_blocks_at_once_and_says_so_once(model: str) -> None:
+def test_abort_frees_the_blocks_at_once_and_says_so_once(model: Subject) -> None:
     engine = start(model)
     sampling = SamplingParams(max_tokens=100)
     engine.add(Request(id="a", prompt_ids=tuple(PROMPTS[3]), sampling=sampling, arrived_at=0.0))
@@ -137,21 +156,27 @@ def test_abort_frees_the_blocks_at_once_and_says_so_once(model: str) -> None:
     assert (engine.stats().blocks_used, engine.has_work) == (0, False)
 
 
-def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(model: str) -> None:
+def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(model: Subject) -> None:
     engine = start(model)
     expected = run(engine, [PROMPTS[0]])
-    embeddings = engine._runner._executor._embeddings
-    whole = embeddings["embed"]
-    embeddings["embed"] = whole.select_rows(torch.arange(10))  # token ids from 10 up now fail inside torch
+    executor = engine._runner._executor
+    run_step = executor.run
+
+    def fails(rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
+        if any(50 in row.token_ids for row in rows):
+            raise RuntimeError("a step that cannot be computed")
+        return run_step(rows, greedy)
+
+    executor.run = fails  # type: ignore[method-assign]
     engine.add(Request(id="bad", prompt_ids=(50,), sampling=SamplingParams(), arrived_at=0.0))
     (event,) = engine.step()
     assert event.error is not None
     assert (event.request_id, event.finish_reason, event.error.code) == ("bad", "error", "step_failed")
-    embeddings["embed"] = whole
+    executor.run = run_step  # type: ignore[method-assign]
     assert run(engine, [PROMPTS[0]]) == expected
 
 
-def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: str) -> None:
+def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: Subject) -> None:
     engine = start(model, max_num_batched_tokens=32, max_num_seqs=4)
     expected = run(engine, [PROMPTS[0], PROMPTS[1]])
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -163,7 +188,8 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: s
     events = engine.step()
     (bad,) = engine.scheduler.find("bad")
     assert bad.deficit > 0, "the prompt is to be computed in chunks"
-    engine._runner._executor._pools[0][bad.tables[0][0]] = float("nan")
+    pool = floats(engine._runner._executor._pools[0])
+    pool[bad.tables[0][0]] = float("nan")
     while engine.has_work:
         events += engine.step()
         engine.scheduler.check()
@@ -172,12 +198,12 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: s
     assert (failed.error.code, failed.is_last) == ("numerical_error", True)
     text = tuple(token for event in events if event.request_id == "good" for token in event.token_ids)
     assert text == expected[0]
-    assert engine._runner._executor._pools[0].isnan().any(), "the blocks are to be used again as they are"
+    assert pool.isnan().any(), "the blocks are to be used again as they are"
     for _ in range(3):
         assert run(engine, [PROMPTS[0], PROMPTS[1], PROMPTS[3]])[:2] == expected
 
 
-def test_unseeded_requests_differ_and_figures_are_kept(model: str) -> None:
+def test_unseeded_requests_differ_and_figures_are_kept(model: Subject) -> None:
     engine = start(model)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True)
     texts = []
@@ -195,7 +221,7 @@ def test_unseeded_requests_differ_and_figures_are_kept(model: str) -> None:
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 128])
-def test_a_block_size_that_attention_cannot_split_is_refused(model: str, block_size: int) -> None:
+def test_a_block_size_that_attention_cannot_split_is_refused(model: Subject, block_size: int) -> None:
     with pytest.raises(ValueError, match=f"block_size is {block_size}, expected one of"):
         start(model, block_size=block_size)
 
@@ -211,6 +237,6 @@ def test_weights_that_are_not_numbers_are_refused_by_name(golden: Path, tmp_path
         start(str(path))
 
 
-def test_a_pool_that_fits_nothing_is_refused(model: str) -> None:
+def test_a_pool_that_fits_nothing_is_refused(model: Subject) -> None:
     with pytest.raises(MemoryPlanError, match="two blocks of 16 tokens take"):
         start(model, kv_cache_memory_bytes=BLOCK_BYTES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_models import BACKENDS, EXACT
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
@@ -92,12 +93,15 @@ def test_aborting_one_continuation_leaves_the_others(folder: Path) -> None:
     assert events[-1].is_last
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("config", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 16}])
-def test_log_probabilities_agree_with_transformers(folder: Path, config: dict[str, Any]) -> None:
+def test_log_probabilities_agree_with_transformers(
+    folder: Path, config: dict[str, Any], backend: str
+) -> None:
     golden = load_file(folder / "expected.safetensors")
     ids = golden["input_ids"][0].tolist()
     expected = torch.log_softmax(golden["logits"][0].double(), -1)
-    engine = start(folder, **config)
+    engine = start(folder, backend=backend, **EXACT, **config)
     for _ in range(2):  # a cached prefix has no logits: it is computed again
         events = run(engine, ids, prompt_logprobs=2, logprobs=3, temperature=0.0, max_tokens=1)
         scored = prompt_logprobs(events)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import EXACT
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
-from appliance.engine.errors import ContextLengthError, MemoryPlanError
+from appliance.engine.errors import BackendError, ContextLengthError, MemoryPlanError
 from appliance.engine.machine import available_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request
@@ -34,7 +35,7 @@ def threads() -> Iterator[None]:
 
 
 def start(model: str, **config: Any) -> Engine:
-    return Engine(EngineConfig(model_path=model, **config))
+    return Engine(EngineConfig(model_path=model, **{**EXACT, **config}))
 
 
 def run(engine: Engine, count: int = 1, **sampling: Any) -> list[tuple[int, ...]]:
@@ -49,22 +50,50 @@ def run(engine: Engine, count: int = 1, **sampling: Any) -> list[tuple[int, ...]
     return list(texts.values())
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("auto", 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])
-def test_kv_cache_dtype_is_what_a_block_is_made_of(dtype: str, size: int, model: str) -> None:
-    engine = start(model, kv_cache_dtype=dtype)
-    assert engine.info.kv_block_bytes == BLOCK_BYTES // 4 * size
+# Of int8, 32 bytes of a token and head, and the scale.
+@pytest.mark.parametrize(
+    ("backend", "dtype", "share"),
+    [
+        ("reference", "auto", 1),
+        ("reference", "float32", 1),
+        ("reference", "bfloat16", 1 / 2),
+        ("reference", "float16", 1 / 2),
+        ("cpu", "auto", 1 / 2),
+        ("cpu", "float32", 1),
+        ("cpu", "bfloat16", 1 / 2),
+        ("cpu", "int8", (32 + 4) / (32 * 4)),
+    ],
+)
+def test_kv_cache_dtype_is_what_a_block_is_made_of(
+    backend: str, dtype: str, share: float, model: str
+) -> None:
+    engine = start(model, backend=backend, kv_cache_dtype=dtype)
+    assert engine.info.backend == backend
+    assert engine.info.kv_block_bytes == BLOCK_BYTES * share
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_16_bits_the_text_depends_on_nothing_else_either(dtype: str, model: str) -> None:
-    alone = run(start(model, kv_cache_dtype=dtype, enable_prefix_caching=False), seed=3)
-    chunked = start(model, kv_cache_dtype=dtype, max_num_batched_tokens=16, max_num_seqs=4)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("reference", "bfloat16"), ("reference", "float16"), ("cpu", "bfloat16"), ("cpu", "int8")],
+)
+def test_in_fewer_bits_the_text_depends_on_nothing_else_either(backend: str, dtype: str, model: str) -> None:
+    settings = {"backend": backend, "kv_cache_dtype": dtype, "activation_precision": "int8"}
+    alone = run(start(model, **settings, enable_prefix_caching=False), seed=3)
+    chunked = start(model, **settings, max_num_batched_tokens=16, max_num_seqs=4)
     assert run(chunked, 3, seed=3) == alone * 3
 
 
-def test_16_bits_are_rounded_and_32_are_not(model: str) -> None:
+def test_what_a_backend_cannot_keep_is_refused_by_name(model: str) -> None:
+    with pytest.raises(BackendError, match="kv_cache_dtype is float16, but the cpu backend keeps"):
+        start(model, kv_cache_dtype="float16")
+    with pytest.raises(BackendError, match="kv_cache_dtype is int8, but the reference backend keeps"):
+        start(model, kv_cache_dtype="int8", backend="reference")
+
+
+@pytest.mark.parametrize(("backend", "auto"), [("reference", "float32"), ("cpu", "bfloat16")])
+def test_16_bits_are_rounded_and_32_are_not(backend: str, auto: str, model: str) -> None:
     def logprobs(dtype: str) -> list[float]:
-        engine = start(model, kv_cache_dtype=dtype)
+        engine = start(model, backend=backend, kv_cache_dtype=dtype)
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
         engine.add(Request(id="0", prompt_ids=PROMPT, sampling=params, arrived_at=0))
         found: list[float] = []
@@ -74,7 +103,7 @@ def test_16_bits_are_rounded_and_32_are_not(model: str) -> None:
         return found
 
     exact, rounded = logprobs("float32"), logprobs("bfloat16")
-    assert logprobs("auto") == exact
+    assert logprobs("auto") == {"float32": exact, "bfloat16": rounded}[auto]
     assert rounded != exact
     # Keys and values differ by 2^-9 of themselves; logits of this model are of the order of 1.
     assert rounded[0] == pytest.approx(exact[0], abs=0.05)

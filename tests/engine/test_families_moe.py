@@ -35,8 +35,9 @@ def spelled(name: str, spelling: str, folder: Path) -> Path:
 
 def step(executor: Executor, parts: dict[int, tuple[list[int], int]]) -> dict[int, torch.Tensor]:
     """Logits of every token of a batch: table → (tokens, position of the first)."""
+    groups = len(executor._layout.groups)  # type: ignore[attr-defined]
     rows = tuple(
-        PlanRow(str(place), tuple(ids), start, (TABLES[place],), True, SamplingParams(), (0,))
+        PlanRow(str(place), tuple(ids), start, (TABLES[place],) * groups, True, SamplingParams(), (0,))
         for place, (ids, start) in parts.items()
     )
     executor.run(rows, [])

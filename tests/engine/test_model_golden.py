@@ -17,7 +17,6 @@ from appliance.engine.families import read_spec
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PlanRow
 from appliance.kernels.linear.cpu import Precision
-from appliance.quant.checkpoint import open_checkpoint
 from appliance.quant.errors import CheckpointError
 from appliance.quant.gguf.checkpoint import GGUFCheckpoint
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_models import BACKENDS, EXACT
 
 from appliance.engine import runner
 from appliance.engine.config import EngineConfig
@@ -84,8 +85,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+@pytest.fixture(params=BACKENDS)
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Start:
     """Starts an engine on the model with the given windows; `whole`: all layers keep everything, in one group."""
     read_spec, kv_groups = runner.read_spec, runner.kv_groups
 
@@ -93,7 +94,14 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         layers = tuple(LayerSpec(window=window) for window in windows)
         monkeypatch.setattr(runner, "read_spec", lambda *args: replace(read_spec(*args), layers=layers))
         monkeypatch.setattr(runner, "kv_groups", one_group if whole else kv_groups)
-        settings = {"block_size": BLOCK, "max_num_batched_tokens": 32, "max_num_seqs": 6, "num_threads": 1}
+        settings = {
+            "backend": request.param,
+            **EXACT,
+            "block_size": BLOCK,
+            "max_num_batched_tokens": 32,
+            "max_num_seqs": 6,
+            "num_threads": 1,
+        }
         return Engine(EngineConfig(model_path=str(folder), **{**settings, **config}))
 
     return start
@@ -154,6 +162,7 @@ def test_nothing_that_a_sequence_does_not_hold_reaches_its_text(start: Start) ->
     def poisoned() -> Any:
         for group, pool in enumerate(engine._runner._executor._pools):
             held = {block_id for seq in engine.scheduler.running for block_id in seq.tables[group]}
+            pool = pool.view(torch.float32) if pool.dtype is torch.uint8 else pool
             pool[[block_id for block_id in range(len(pool)) if block_id not in held]] = float("nan")
         return step()
 

@@ -10,7 +10,7 @@ import torch
 
 from appliance.engine.batch import Batch, build_batch
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.types import HOLE, PlanRow, StepPlan
+from appliance.engine.types import HOLE, PlanRow
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.paged_attention import kv_tiles, kv_write, paged_attention
 
@@ -43,16 +43,15 @@ class Memory:
         self.values = [torch.randn(length, kv_heads, head_dim) for length in lengths]
         self.queries = [torch.randn(length, heads, head_dim) for length in lengths]
 
-    def plan(self, parts: Sequence[tuple[int, int, int]]) -> StepPlan:
-        """A plan computing tokens start … stop - 1 of each given (sequence, start, stop)."""
-        rows = (
+    def rows(self, parts: Sequence[tuple[int, int, int]]) -> list[PlanRow]:
+        """Of a plan that computes tokens start … stop - 1 of each given (sequence, start, stop)."""
+        return [
             PlanRow(str(s), tuple(range(start, stop)), start, (self.tables[s],), True, SamplingParams(), (0,))
             for s, start, stop in parts
-        )
-        return StepPlan(1, tuple(rows))
+        ]
 
     def run(self, parts: Sequence[tuple[int, int, int]], layer: int = 1) -> list[torch.Tensor]:
-        batch = build_batch(self.plan(parts), self.block_size)
+        batch = build_batch(self.rows(parts), self.block_size)
         k = torch.cat([self.keys[s][start:stop] for s, start, stop in parts])
         v = torch.cat([self.values[s][start:stop] for s, start, stop in parts])
         q = torch.cat([self.queries[s][start:stop] for s, start, stop in parts])
