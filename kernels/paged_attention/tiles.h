@@ -77,10 +77,11 @@ static inline void fetch_values(const uint8_t *later, int width, int token, int 
         fetch(later + token * width + column);
 }
 
-// Scores of 16 tokens for each row. Elements of even and odd lines are summed apart where there are registers for it:
-// the order is the same for any number of rows.
+// Scores of 16 tokens for each row; `later` is fetched meanwhile. Elements of even and odd lines are summed apart where
+// there are registers for it: the order is the same for any number of rows.
 template <KvType Type, int Count>
-static inline void score_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows, Floats (&scores)[Count]) {
+static inline void score_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows,
+                              Floats (&scores)[Count]) {
     constexpr int kSums = kWide ? 2 : 1;
     Floats sums[Count][kSums];
     UNROLL
@@ -122,7 +123,8 @@ static inline void score_tile(const uint8_t *tile, const uint8_t *later, int wid
 }
 
 template <int Count>
-static inline void score_int8_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows, Floats (&scores)[Count]) {
+static inline void score_int8_tile(const uint8_t *tile, const uint8_t *later, int width, const Rows &rows,
+                                   Floats (&scores)[Count]) {
     constexpr int kMost = 8; // lines that Dots can sum
     const int32_t *q = reinterpret_cast<const int32_t *>(rows.queries);
     Ints sums[Count];
