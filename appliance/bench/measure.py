@@ -135,7 +135,8 @@ class Bench:
 
     async def _shared_prefix(self) -> None:
         clock = _Clock()
-        unseen, seen = [], []
+        unseen: list[Answer] = []
+        seen: list[Answer] = []
         size = self._plan.prefix_tokens
         for _ in range(self._plan.rounds):
             prefix = self._client.prompt(size)
@@ -164,17 +165,25 @@ class Bench:
     ) -> None:
         first = [answer.ttft for answer in answers]
         gaps = [b - a for answer in answers for a, b in zip(answer.times, answer.times[1:], strict=False)]
+        ttft = [percentile(first, percent) for percent in (50, 95, 99)]
+        itl = [percentile(gaps, percent) if gaps else None for percent in (50, 95, 99)]
+        seconds, client_cpu_s = clock.read()
         figure = Figure(
-            name,
-            streams,
-            len(answers),
-            round(median(answer.prompt_tokens or 0 for answer in answers)),
-            sum(answer.output_tokens for answer in answers),
-            speed,
-            steady,
-            *(percentile(first, percent) for percent in (50, 95, 99)),
-            *(percentile(gaps, percent) if gaps else None for percent in (50, 95, 99)),
-            *clock.read(),
+            name=name,
+            streams=streams,
+            requests=len(answers),
+            prompt_tokens=round(median(answer.prompt_tokens or 0 for answer in answers)),
+            output_tokens=sum(answer.output_tokens for answer in answers),
+            tokens_per_s=speed,
+            steady_tokens_per_s=steady,
+            ttft_p50_s=ttft[0],
+            ttft_p95_s=ttft[1],
+            ttft_p99_s=ttft[2],
+            itl_p50_s=itl[0],
+            itl_p95_s=itl[1],
+            itl_p99_s=itl[2],
+            seconds=seconds,
+            client_cpu_s=client_cpu_s,
         )
         self.figures.append(figure)
 

@@ -36,7 +36,7 @@ SCHEMES = {
 WITH_BIASES = ("affine4", "affine5", "kquant4")
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=ISAS, autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     with native.forced_isa(request.param) as there:
         if not there:
@@ -128,7 +128,7 @@ def assert_product(weight: Weight, x: torch.Tensor, precision: Precision) -> Non
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", SCHEMES)
-def test_products_are_those_of_the_weights(name: str, shape: tuple[int, int, int], isa: str) -> None:
+def test_products_are_those_of_the_weights(name: str, shape: tuple[int, int, int]) -> None:
     weight = random_weight(name, *shape)
     for precision in PRECISIONS:
         for rows in (0, 1, 5):
@@ -137,7 +137,7 @@ def test_products_are_those_of_the_weights(name: str, shape: tuple[int, int, int
 
 @pytest.mark.parametrize("rows", [2, 12, 13, 33, 200])
 @pytest.mark.parametrize("name", ["sym4", "affine4", "iq4_nl", "kquant6", "e4m3"])
-def test_any_number_of_rows(name: str, rows: int, isa: str) -> None:
+def test_any_number_of_rows(name: str, rows: int) -> None:
     weight = random_weight(name, 19, 544, 32)
     for precision in PRECISIONS:
         assert_product(weight, torch.randn(rows, 544), precision)
@@ -145,7 +145,7 @@ def test_any_number_of_rows(name: str, rows: int, isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 1), (17, 31), (40, 576)])
-def test_dense_products(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> None:
+def test_dense_products(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight = DenseTensor(torch.randn(shape).to(dtype))
     for precision in PRECISIONS:
         for rows in (1, 5, 13):
@@ -154,7 +154,7 @@ def test_dense_products(shape: tuple[int, int], dtype: torch.dtype, isa: str) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["sym4", "zp4", "affine4", "kquant4", "iq4_xs"])
-def test_scales_keep_their_type(name: str, dtype: torch.dtype, isa: str) -> None:
+def test_scales_keep_their_type(name: str, dtype: torch.dtype) -> None:
     weight = random_weight(name, 18, 320, 32, dtype)
     matrix = pack(weight, allocate)
     assert torch.equal(cpu.read_rows(matrix, torch.arange(18)), weight.dequantize())
@@ -162,7 +162,7 @@ def test_scales_keep_their_type(name: str, dtype: torch.dtype, isa: str) -> None
 
 
 @pytest.mark.parametrize("group_size", [32, 40])
-def test_inputs_in_another_order(group_size: int, isa: str) -> None:
+def test_inputs_in_another_order(group_size: int) -> None:
     weight = dataclasses.replace(random_weight("zp4", 18, 200, group_size), permutation=torch.randperm(200))
     assert torch.equal(cpu.read_rows(pack(weight, allocate), torch.arange(18)), weight.dequantize())
     for precision in PRECISIONS:
@@ -185,7 +185,7 @@ def test_dense_rows_are_read_without_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["sym4", "zp6", "iq4_nl", "kquant4", "e4m3"])
-def test_a_row_is_the_same_whatever_the_others(name: str, isa: str) -> None:
+def test_a_row_is_the_same_whatever_the_others(name: str) -> None:
     matrix = pack(random_weight(name, 35, 608, 64), allocate)
     x = torch.randn(250, 608)
     for precision in PRECISIONS:
@@ -197,7 +197,7 @@ def test_a_row_is_the_same_whatever_the_others(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["sym4", "zp8", "e4m3"])
-def test_what_is_not_a_number_spoils_its_row_only(name: str, bad: float, isa: str) -> None:
+def test_what_is_not_a_number_spoils_its_row_only(name: str, bad: float) -> None:
     matrix = pack(random_weight(name, 17, 96, 32), allocate)
     for precision in PRECISIONS:
         x = torch.randn(13, 96)
@@ -209,7 +209,7 @@ def test_what_is_not_a_number_spoils_its_row_only(name: str, bad: float, isa: st
         assert torch.equal(spoilt[others], clean[others])
 
 
-def test_the_least_and_the_largest_activations(isa: str) -> None:
+def test_the_least_and_the_largest_activations() -> None:
     weight = random_weight("sym4", 16, 64, 32)
     matrix = pack(weight, allocate)
     for scale in (0.0, 1e-45, 1e-38, 1e-30, 1e34):
@@ -217,7 +217,7 @@ def test_the_least_and_the_largest_activations(isa: str) -> None:
         assert torch.allclose(result, scale * weight.dequantize().sum(1), rtol=1e-4, atol=1e-28)
 
 
-def test_targets(isa: str) -> None:
+def test_targets() -> None:
     """Some blocks of a partial matrix into wider rows, as they are or added; nothing else is written."""
     matrix = pack(random_weight("affine4", 37, 64, 32), allocate)
     x, bias, before = torch.randn(5, 64), torch.randn(37), torch.randn(5, 50)
