@@ -40,12 +40,22 @@ def _cgroup_left(root: Path = Path("/")) -> int | None:
         for group in groups:
             try:
                 limit = (group / "memory.max").read_text().strip()
-                used = int((group / "memory.current").read_text())
+                used = int((group / "memory.current").read_text()) - _file_pages(group)
             except (OSError, ValueError):
                 continue
             if limit.isdigit():
                 lefts.append(max(0, int(limit) - used))
     return min(lefts, default=None)
+
+
+def _file_pages(group: Path) -> int:
+    """Bytes of files that a control group counts as used but gives back when memory is asked for; 0 where it says none."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = (line.split() for line in lines if line.startswith(("inactive_file ", "active_file ")))
+    return sum(int(count) for _, count in counts)
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:

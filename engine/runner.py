@@ -120,28 +120,28 @@ def _executor(
     weights: ModelWeights,
     layout: KVLayout,
     progress: Progress,
-) -> tuple[Executor, str]:
-    """The executor, and what is to be said of it, "" for nothing."""
+) -> tuple[Executor, str, int]:
+    """The executor, what is to be said of it ("" for nothing), and bytes of weights that count as free memory."""
     program, threads = build_program(spec), config.num_threads or usable_cpus()
     if backend is Backend.REFERENCE:
         torch.set_num_threads(threads)
         dense_bytes = min(_DENSE_BYTES, int(available_memory() * _DENSE_SHARE))
-        return TorchExecutor(program, spec, weights, layout, dense_bytes, progress), ""
+        return TorchExecutor(program, spec, weights, layout, dense_bytes, progress), "", 0
     # What torch still does between steps is too small to be shared, and its threads would be in the way of ours.
     torch.set_num_threads(1)
-    matrices, note = load_matrices(Path(config.model_path), weights, matrix_names(program), threads, progress)
+    loaded = load_matrices(Path(config.model_path), weights, matrix_names(program), threads, progress)
     executor = CpuExecutor(
         program,
         spec,
         weights,
-        matrices,
+        loaded.by_name,
         layout,
         kv_dtype=kv,
         precision=cast(Precision, config.activation_precision),
         threads=threads,
         max_tokens=config.token_budget,
     )
-    return executor, note
+    return executor, loaded.note, loaded.mapped_bytes
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
@@ -161,18 +161,22 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
-        executor, executor_note = _executor(config, backend, kv, spec, weights, layout, progress)
+        executor, executor_note, mapped_bytes = _executor(
+            config, backend, kv, spec, weights, layout, progress
+        )
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()
         notes = checkpoint.notes
     block_bytes = [executor.block_bytes(group) for group in range(len(layout.groups))]
     windows = tuple(group.window for group in layout.groups)
+    context_len = spec.longest_context(config.max_model_len)
+    taken = mapped_bytes + executor.working_bytes(min(context_len, config.max_model_len or context_len))
     memory = plan_memory(
-        free_bytes=available_memory(),
+        free_bytes=max(0, available_memory() - taken),
         groups=[GroupNeed(size, window) for size, window in zip(block_bytes, windows, strict=True)],
         block_size=config.block_size,
         chunk=config.token_budget,
-        model_context_len=spec.longest_context(config.max_model_len),
+        model_context_len=context_len,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,

@@ -28,6 +28,7 @@ import torch
 from appliance.engine import packed_files
 from appliance.engine.packed_files import HEAD_BYTES, Entry, Head, PackedFileError, Region, Table
 from appliance.kernels.checksum import checksum
+from appliance.kernels.memory import anonymous
 
 ALIGNMENT = 64
 # Disk space is taken in steps, so that a full disk is an error here and no signal on writing to the mapping.
@@ -107,7 +108,7 @@ class WeightCache:
                 return self._writer.allocate(num_bytes)
             except OSError as error:
                 self._give_up(error)
-        return _anonymous(num_bytes)
+        return anonymous(num_bytes, huge_pages=True)
 
     def add(self, name: str, layout: dict[str, Any], data: torch.Tensor, inputs: torch.Tensor | None) -> None:
         """Keep a packed matrix; `data` is as it came from `allocate`, `inputs` int32 from anywhere."""
@@ -335,11 +336,3 @@ def _mapped(handle: int, num_bytes: int, protection: int) -> torch.Tensor:
     view = (ctypes.c_uint8 * num_bytes).from_address(address)
     view.memory = memory  # type: ignore[attr-defined]
     return torch.frombuffer(view, dtype=torch.uint8)
-
-
-def _anonymous(num_bytes: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, max(1, num_bytes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]

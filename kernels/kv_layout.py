@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 
 import torch
+
+from appliance.kernels.memory import anonymous
 
 # Whole blocks fit between the boundaries at which attention splits a context.
 BLOCK_SIZES = (16, 32, 64)
@@ -52,8 +53,7 @@ class KVLayout:
         """A zeroed pool in host memory; its pages take no memory before they are written."""
         g = self.groups[group]
         shape = (num_blocks, len(g.layers), 2, g.kv_heads, self.block_size, g.head_dim)
-        pages = mmap.mmap(-1, num_blocks * self.block_bytes(group))
-        return torch.frombuffer(pages, dtype=g.dtype).view(shape)
+        return anonymous(num_blocks * self.block_bytes(group)).view(g.dtype).view(shape)
 
     def place(self, layer: int) -> tuple[int, int]:
         """(group, index within the group) of a decoder layer."""

@@ -16,18 +16,24 @@ from appliance import kernels
 NOT_BUILT = "native library: not built (no C++ compiler at install); reinstall with g++ or clang to get it"
 
 
+# Raised with every change of what the library exports (kernels/runtime/api.cpp).
+_ABI = 1
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The loaded library, or None where the install has none.
 
     Raises:
-        OSError: the library is there but cannot be loaded.
+        OSError: the library is there but cannot be loaded, or belongs to another version.
     """
     # In an editable install the sources and the built library live in different folders of one package.
     for folder in kernels.__path__:
         path = Path(folder) / "_native.so"
         if path.exists():
             lib = ctypes.CDLL(str(path))
+            if not hasattr(lib, "appliance_abi") or lib.appliance_abi() != _ABI:
+                raise OSError(f"{path} was built from other sources than this package; reinstall it")
             lib.appliance_isa.restype = ctypes.c_char_p
             lib.appliance_isa.argtypes = []
             lib.appliance_force_isa.restype = ctypes.c_int

@@ -35,6 +35,9 @@ class Executor(Protocol):
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory as they are held here."""
 
+    def working_bytes(self, max_model_len: int) -> int:
+        """Bytes, not taken yet, that steps will need beside weights and pools, where that is known."""
+
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of a KV group."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from appliance.engine.packed_files import model_files
 from appliance.engine.weight_cache import WeightCache
 from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels.linear.cpu import Allocate, MatrixLayout, PackedMatrix
+from appliance.kernels.memory import anonymous
 from appliance.quant.packed import pack
 
 # Raised with every change of the layout, or of which weights are packed under which name.
@@ -23,17 +23,31 @@ _LAYOUT_VERSION = 1
 _LEAST_ELEMENTS = 1 << 25
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedMatrices:
+    """Packed weights by name.
+
+    Attributes:
+        note: why nothing is kept for the next load, "" where it is.
+        mapped_bytes: of them in a file's pages, which the system counts as free.
+    """
+
+    by_name: dict[str, PackedMatrix]
+    note: str = ""
+    mapped_bytes: int = 0
+
+
 def load_matrices(
     model: Path, weights: ModelWeights, names: Sequence[str], threads: int, progress: Progress
-) -> tuple[dict[str, PackedMatrix], str]:
-    """Each of the named weights of a model, packed; and why nothing is kept for the next load, "" where it is.
+) -> LoadedMatrices:
+    """Each of the named weights of a model, packed.
 
     Args:
         model: the file or folder that the weights are read from.
         threads: how many weights are read and packed at once.
     """
     if sum(weights.elements((name,)) for name in names) < _LEAST_ELEMENTS:
-        return _pack(weights, names, _memory, threads, progress), ""
+        return LoadedMatrices(_pack(weights, names, _memory, threads, progress))
     with WeightCache.open(model, model_files(model), _LAYOUT_VERSION, threads) as cache:
         kept = {name: cache.get(name) for name in names} if cache.is_filled else {}
         found = {
@@ -43,12 +57,16 @@ def load_matrices(
         }
         if len(found) == len(names):
             progress(1, 1)
-            return found, ""
+            return LoadedMatrices(found, mapped_bytes=_num_bytes(found))
         matrices = _pack(weights, names, cache.allocate, threads, progress)
         for name, matrix in matrices.items():
             cache.add(name, asdict(matrix.layout), matrix.data, matrix.inputs)
         cache.commit()
-        return matrices, cache.note
+        return LoadedMatrices(matrices, cache.note, 0 if cache.note else _num_bytes(matrices))
+
+
+def _num_bytes(matrices: Mapping[str, PackedMatrix]) -> int:
+    return sum(matrix.data.nbytes for matrix in matrices.values())
 
 
 def _pack(
@@ -81,8 +99,5 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _memory(nbytes: int) -> torch.Tensor:
-    pages = mmap.mmap(-1, nbytes)
-    if nbytes >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+def _memory(num_bytes: int) -> torch.Tensor:
+    return anonymous(num_bytes, huge_pages=True)

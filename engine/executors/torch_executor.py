@@ -74,6 +74,9 @@ class TorchExecutor:
         matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
+    def working_bytes(self, max_model_len: int) -> int:  # noqa: ARG002
+        return 0
+
     def block_bytes(self, group: int) -> int:
         return self._layout.block_bytes(group)
 

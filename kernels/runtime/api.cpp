@@ -1,10 +1,14 @@
 // The C interface through which Python builds a model and runs its steps (kernels/runtime/model.py).
+#include <exception>
 #include <new>
 
 #include "export.h"
 #include "model.h"
 
 using namespace appliance;
+
+// Raised with every change of what is exported, in Python, too (kernels/native.py).
+APPLIANCE_EXPORT int appliance_abi(void) { return 1; }
 
 namespace {
 
@@ -14,6 +18,16 @@ struct SourceSpec {
     int64_t width;
     const float *weight;
 };
+
+// 0, or 1 where memory or threads are lacking: exceptions must not cross into C.
+template <typename Function> int guarded(Function &&function) {
+    try {
+        function();
+        return 0;
+    } catch (const std::exception &) {
+        return 1;
+    }
+}
 
 Source source_of(Model &model, const SourceSpec &spec) {
     Source source;
@@ -36,7 +50,12 @@ APPLIANCE_EXPORT Model *appliance_model_new(int threads, int max_rows) {
 
 APPLIANCE_EXPORT void appliance_model_free(Model *model) { delete model; }
 
-APPLIANCE_EXPORT int appliance_model_buffer(Model *model, int64_t width) { return model->add_buffer(width); }
+// -1 where there is no memory for it.
+APPLIANCE_EXPORT int appliance_model_buffer(Model *model, int64_t width) {
+    int index = -1;
+    guarded([&] { index = model->add_buffer(width); });
+    return index;
+}
 
 APPLIANCE_EXPORT int appliance_model_group(Model *model, const KvShape *shape, uint8_t *pool) {
     return model->add_group(*shape, pool);
@@ -90,8 +109,8 @@ APPLIANCE_EXPORT void appliance_model_route(Model *model, int logits, int chosen
 
 // The products of expert i are gate_ups[i] and downs[i].
 APPLIANCE_EXPORT void appliance_model_experts(Model *model, const SourceSpec *x, const SourceSpec *gated, int chosen,
-                                              int weights, int out, int top_k, float factor, const int32_t *gate_ups,
-                                              const int32_t *downs, int count) {
+                                              int weights, int out, int top_k, int add, float factor,
+                                              const int32_t *gate_ups, const int32_t *downs, int count) {
     std::vector<Product> gate_up_products, down_products;
     for (int i = 0; i < count; ++i) {
         gate_up_products.push_back(model->product(gate_ups[i]));
@@ -104,22 +123,27 @@ APPLIANCE_EXPORT void appliance_model_experts(Model *model, const SourceSpec *x,
                                      model->buffer(out),
                                      top_k,
                                      model->max_rows(),
-                                     model->threads(),
+                                     bool(add),
                                      factor};
-    model->add(std::make_unique<Experts>(settings, std::move(gate_up_products), std::move(down_products),
-                                         model->scratch()));
+    model->add_experts(std::make_unique<Experts>(settings, std::move(gate_up_products), std::move(down_products),
+                                                 model->scratch()));
 }
 
-APPLIANCE_EXPORT void appliance_model_head(Model *model, const SourceSpec *source, int product, float scale,
-                                           float softcap) {
+APPLIANCE_EXPORT int appliance_model_head(Model *model, const SourceSpec *source, int product, float scale,
+                                          float softcap) {
     const Head::Settings settings{source_of(*model, *source), scale, softcap, model->threads()};
-    model->set_head(std::make_unique<Head>(settings, model->product(product), model->scratch()));
+    return guarded(
+        [&] { model->set_head(std::make_unique<Head>(settings, model->product(product), model->scratch())); });
 }
 
-APPLIANCE_EXPORT void appliance_model_finish(Model *model, int hidden, int64_t width) { model->finish(hidden, width); }
+APPLIANCE_EXPORT int appliance_model_finish(Model *model, int hidden, int64_t width) {
+    return guarded([&] { model->finish(hidden, width); });
+}
 
-APPLIANCE_EXPORT void appliance_model_step(Model *model, const StepInput *input) { model->run_step(*input); }
+APPLIANCE_EXPORT int appliance_model_step(Model *model, const StepInput *input) {
+    return guarded([&] { model->run_step(*input); });
+}
 
-APPLIANCE_EXPORT void appliance_model_logits(Model *model, const int32_t *rows, int count, float *logits) {
-    model->run_logits(rows, count, logits);
+APPLIANCE_EXPORT int appliance_model_logits(Model *model, const int32_t *rows, int count, float *logits) {
+    return guarded([&] { model->run_logits(rows, count, logits); });
 }

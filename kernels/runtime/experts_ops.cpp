@@ -19,7 +19,7 @@ void Route::choose(const float *logits, int32_t *chosen, float *weights) const {
         int best = -1;
         for (int expert = 0; expert < experts_; ++expert) {
             const bool taken = std::find(chosen, chosen + place, expert) != chosen + place;
-            // What is not a number is taken where nothing else is left, and then spoils the sum.
+            // What is not a number is taken where nothing else is left; it spoils the sum in any case.
             if (!taken && (best < 0 || logits[expert] > logits[best] || std::isnan(logits[best])))
                 best = expert;
         }
@@ -27,54 +27,33 @@ void Route::choose(const float *logits, int32_t *chosen, float *weights) const {
     }
     const float highest = logits[chosen[0]];
     float total = 0.0f;
+    for (int expert = 0; expert < experts_; ++expert)
+        total += normalised_ ? logits[expert] * 0.0f : std::exp(logits[expert] - highest);
     if (normalised_)
         for (int place = 0; place < top_k_; ++place)
             total += std::exp(logits[chosen[place]] - highest);
-    else
-        for (int expert = 0; expert < experts_; ++expert)
-            total += std::exp(logits[expert] - highest);
     for (int place = 0; place < top_k_; ++place)
         weights[place] = std::exp(logits[chosen[place]] - highest) / total;
 }
 
-namespace {
-
-int64_t widest(const std::vector<Product> &products) {
-    int64_t columns = 0;
-    for (const Product &product : products)
-        columns = std::max(columns, product.max_columns());
-    return columns;
-}
-
-std::vector<PanelStore> stores_for(const std::vector<Product> &products, int64_t rows) {
-    size_t panels = 0;
-    for (const Product &product : products)
-        panels = std::max(panels, product.panels().size());
-    std::vector<PanelStore> stores;
-    for (size_t i = 0; i < panels; ++i)
-        stores.emplace_back(rows, widest(products));
-    return stores;
-}
-
-Buffer buffer_for(const std::vector<Product> &products, int64_t rows) {
-    const int64_t stride = (products[0].outputs() + 15) / 16 * 16;
-    return {Memory(rows * stride * sizeof(float)), stride};
-}
-
-} // namespace
-
 Experts::Experts(Settings settings, std::vector<Product> gate_ups, std::vector<Product> downs, Scratch *scratch)
-    : settings_(settings), gate_ups_(std::move(gate_ups)), downs_(std::move(downs)), scratch_(scratch),
-      stores_(stores_for(gate_ups_, int64_t(settings.max_rows) * settings.top_k)),
-      down_stores_(stores_for(downs_, int64_t(settings.max_rows) * settings.top_k)),
-      gate_up_(buffer_for(gate_ups_, int64_t(settings.max_rows) * settings.top_k)),
-      down_(buffer_for(downs_, int64_t(settings.max_rows) * settings.top_k)) {
+    : settings_(settings), gate_ups_(std::move(gate_ups)), downs_(std::move(downs)), scratch_(scratch) {
     active_.reserve(gate_ups_.size());
     const size_t slots = size_t(settings.max_rows) * settings.top_k;
     row_of_.resize(slots);
     active_index_.resize(slots);
     slots_of_.resize(slots);
     weight_of_.resize(slots);
+}
+
+SlotNeeds Experts::needs() const {
+    SlotNeeds needs{int64_t(settings_.max_rows) * settings_.top_k, 1, 0, gate_ups_[0].outputs(), downs_[0].outputs()};
+    for (const auto *products : {&gate_ups_, &downs_})
+        for (const Product &product : *products) {
+            needs.panels = std::max(needs.panels, product.panels().size());
+            needs.columns = std::max(needs.columns, product.max_columns());
+        }
+    return needs;
 }
 
 int Experts::most_active(const Step &step) const {
@@ -96,6 +75,7 @@ void Experts::plan(const Step &step, std::vector<int> &chunks) {
 void Experts::run(const Step &step, int phase, int chunk, int thread) {
     const int slots = step.rows * settings_.top_k;
     Scratch::Own &own = scratch_->own[thread];
+    Slots &slots_memory = scratch_->slots;
     const Step::Range range = Step::part(slots, std::min(slots, 4 * step.threads), chunk);
     switch (phase) {
     case 0:
@@ -103,20 +83,20 @@ void Experts::run(const Step &step, int phase, int chunk, int thread) {
         return;
     case 1:
         for (int64_t slot = range.first; slot < range.last; ++slot)
-            prepare(step, settings_.x, row_of_[slot], gate_ups_, stores_, int(slot), own);
+            prepare(step, settings_.x, row_of_[slot], gate_ups_, slots_memory.panels, int(slot), own);
         return;
     case 2:
-        multiply(step, gate_ups_, stores_, gate_up_, chunk);
+        multiply(step, gate_ups_, slots_memory.panels, slots_memory.gate_up, chunk);
         return;
     case 3: {
         Source gated = settings_.gated;
-        gated.buffer = &gate_up_;
+        gated.buffer = &slots_memory.gate_up;
         for (int64_t slot = range.first; slot < range.last; ++slot)
-            prepare(step, gated, slot, downs_, down_stores_, int(slot), own);
+            prepare(step, gated, slot, downs_, slots_memory.panels, int(slot), own);
         return;
     }
     case 4:
-        multiply(step, downs_, down_stores_, down_, chunk);
+        multiply(step, downs_, slots_memory.panels, slots_memory.down, chunk);
         return;
     default:
         const Step::Range rows = Step::part(step.rows, step.row_chunks(), chunk);
@@ -180,18 +160,18 @@ void Experts::multiply(const Step &step, const std::vector<Product> &products, c
 
 void Experts::combine(const Step &, int64_t row) const {
     const int64_t width = downs_[0].outputs();
+    const Buffer &down = scratch_->slots.down;
     float *out = settings_.out->row(row), *sum = out;
-    const bool add = settings_.factor != 0.0f;
     const int32_t *slots = slots_of_.data() + row * settings_.top_k;
-    if (add)
-        sum = down_.row(slots[0]); // a slot is one row's alone
+    if (settings_.add)
+        sum = down.row(slots[0]); // a slot is one row's alone
     for (int64_t i = 0; i < width; ++i) {
         float total = 0.0f;
         for (int place = 0; place < settings_.top_k; ++place)
-            total += weight_of_[slots[place]] * down_.row(slots[place])[i];
+            total += weight_of_[slots[place]] * down.row(slots[place])[i];
         sum[i] = total;
     }
-    if (add)
+    if (settings_.add)
         for (int64_t i = 0; i < width; ++i)
             out[i] += settings_.factor * sum[i];
 }

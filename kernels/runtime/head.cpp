@@ -48,8 +48,9 @@ void Head::finish(const Kernels &kernels, float *logits, Step::Range range, Best
     if (settings_.scale != 1.0f || settings_.softcap != 0.0f)
         for (int64_t i = range.first; i < range.last; ++i) {
             logits[i] *= settings_.scale;
+            // What is infinite must not become a number.
             if (settings_.softcap != 0.0f)
-                logits[i] = std::tanh(logits[i] / settings_.softcap) * settings_.softcap;
+                logits[i] = std::tanh(logits[i] / settings_.softcap) * settings_.softcap + logits[i] * 0.0f;
         }
     const Largest found = (*kernels.argmax)(logits + range.first, range.last - range.first);
     best = {found.value, found.index < 0 ? -1 : int32_t(range.first + found.index)};

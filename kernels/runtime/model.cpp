@@ -4,9 +4,17 @@
 
 namespace appliance {
 
-int Model::add_buffer(int64_t width) {
+namespace {
+
+Buffer make_buffer(int64_t rows, int64_t width) {
     const int64_t stride = (width + 15) / 16 * 16;
-    buffers_.push_back(std::make_unique<Buffer>(Buffer{Memory(max_rows_ * stride * sizeof(float)), stride}));
+    return {Memory(rows * stride * sizeof(float)), stride};
+}
+
+} // namespace
+
+int Model::add_buffer(int64_t width) {
+    buffers_.push_back(std::make_unique<Buffer>(make_buffer(max_rows_, width)));
     return int(buffers_.size()) - 1;
 }
 
@@ -33,6 +41,16 @@ int Model::add_product(Product product) {
     return int(products_.size()) - 1;
 }
 
+void Model::add_experts(std::unique_ptr<Experts> op) {
+    const SlotNeeds needs = op->needs();
+    slots_.slots = std::max(slots_.slots, needs.slots);
+    slots_.panels = std::max(slots_.panels, needs.panels);
+    slots_.columns = std::max(slots_.columns, needs.columns);
+    slots_.gate_up = std::max(slots_.gate_up, needs.gate_up);
+    slots_.down = std::max(slots_.down, needs.down);
+    add(std::move(op));
+}
+
 void Model::finish(int hidden, int64_t width) {
     finite_ = std::make_unique<Finite>(buffer(hidden), width);
     ops_.insert(ops_.begin(), std::make_unique<ClearBlocks>(groups_));
@@ -52,6 +70,10 @@ void Model::finish(int hidden, int64_t width) {
         own.row = Memory((columns + 16) * sizeof(float));
         own.padded = Memory((columns + 16) * sizeof(float));
     }
+    for (size_t i = 0; i < slots_.panels; ++i)
+        scratch_.slots.panels.emplace_back(slots_.slots, slots_.columns);
+    scratch_.slots.gate_up = make_buffer(slots_.slots, slots_.gate_up);
+    scratch_.slots.down = make_buffer(slots_.slots, slots_.down);
     constexpr size_t most_phases = 6;
     pool_ = std::make_unique<Pool>(threads_, most_phases * (ops_.size() + 1) + max_rows_ / kHeadRows + 2);
 }

@@ -26,6 +26,8 @@ class Model : public Job {
     AttentionPlan *attention_plan(int group, int window);
     int add_product(Product product);
     void add(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
+    // Makes room for what the experts of a layer need; all layers need the same or take turns in the largest.
+    void add_experts(std::unique_ptr<Experts> op);
     void set_head(std::unique_ptr<Head> head) { head_ = std::move(head); }
     void finish(int hidden, int64_t width);
 
@@ -65,6 +67,7 @@ class Model : public Job {
     std::unique_ptr<Head> head_;
     std::unique_ptr<Finite> finite_;
     Scratch scratch_;
+    SlotNeeds slots_{};
     Step step_{};
     std::vector<int> chunks_;
     std::vector<Planned> planned_; // of each phase

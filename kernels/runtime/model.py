@@ -114,7 +114,9 @@ class NativeModel:
 
     def buffer(self, width: int) -> int:
         """A buffer of `max_rows` rows of so many floats; its index."""
-        return int(self._lib.appliance_model_buffer(self._model, ctypes.c_int64(width)))
+        index = int(self._lib.appliance_model_buffer(self._model, ctypes.c_int64(width)))
+        self._check(index < 0)
+        return index
 
     def group(self, shape: KvShape, pool: torch.Tensor) -> int:
         """A KV group whose blocks lie in `pool`; its index."""
@@ -246,6 +248,7 @@ class NativeModel:
             weights,
             out,
             top_k,
+            factor is not None,
             float(factor or 0.0),
             (ctypes.c_int32 * count)(*gate_ups),
             (ctypes.c_int32 * count)(*downs),
@@ -255,11 +258,11 @@ class NativeModel:
     def head(self, source: Source, product: int, vocabulary: int, scale: float, softcap: float) -> None:
         """Logits of the rows that are asked for."""
         self._vocabulary = vocabulary
-        self._call("head", ctypes.byref(source), product, float(scale), float(softcap))
+        self._check(self._call("head", ctypes.byref(source), product, float(scale), float(softcap)))
 
     def finish(self, hidden: int, width: int) -> None:
         """The model is complete; a row is finite where its part of `hidden` is."""
-        self._call("finish", hidden, ctypes.c_int64(width))
+        self._check(self._call("finish", hidden, ctypes.c_int64(width)))
 
     def step(
         self,
@@ -299,21 +302,29 @@ class NativeModel:
             largest.data_ptr(),
             finite.data_ptr(),
         )
-        self._lib.appliance_model_step(self._model, ctypes.byref(step))
+        self._check(self._lib.appliance_model_step(self._model, ctypes.byref(step)))
         return finite, largest
 
     def logits(self, rows: Sequence[int]) -> torch.Tensor:
         """Logits [len(rows), vocabulary], float32, of rows of the last step."""
         out = torch.empty(len(rows), self._vocabulary)
         if rows:
-            self._lib.appliance_model_logits(
-                self._model, (ctypes.c_int32 * len(rows))(*rows), ctypes.c_int(len(rows)), _floats(out)
-            )
+            ids, count = (ctypes.c_int32 * len(rows))(*rows), ctypes.c_int(len(rows))
+            self._check(self._lib.appliance_model_logits(self._model, ids, count, _floats(out)))
         return out
 
-    def _call(self, name: str, *args: Any) -> None:
+    def _call(self, name: str, *args: Any) -> int:
         converted = [ctypes.c_float(arg) if isinstance(arg, float) else arg for arg in args]
-        getattr(self._lib, f"appliance_model_{name}")(self._model, *converted)
+        status: int = getattr(self._lib, f"appliance_model_{name}")(self._model, *converted)
+        return status
+
+    @staticmethod
+    def _check(failed: int) -> None:
+        if failed:
+            raise MemoryError(
+                "not enough memory or threads for a step; lower max_num_batched_tokens or num_threads, "
+                "or free some memory"
+            )
 
     def _matrix(self, packed: PackedMatrix) -> Matrix:
         self._alive.append(packed)

@@ -162,10 +162,12 @@ class Experts : public Op {
     struct Settings {
         Source x, gated;
         Buffer *chosen, *weights, *out;
-        int top_k, max_rows, threads;
-        float factor; // added to `out` where it is not 0, else stored
+        int top_k, max_rows;
+        bool add; // to `out`, times `factor`
+        float factor;
     };
     Experts(Settings settings, std::vector<Product> gate_ups, std::vector<Product> downs, Scratch *scratch);
+    SlotNeeds needs() const;
     void plan(const Step &step, std::vector<int> &chunks) override;
     void run(const Step &step, int phase, int chunk, int thread) override;
 
@@ -186,9 +188,7 @@ class Experts : public Op {
     const Settings settings_;
     const std::vector<Product> gate_ups_, downs_;
     Scratch *const scratch_;
-    // A slot is a row of one expert; slots are in ascending order of experts, then of rows.
-    std::vector<PanelStore> stores_, down_stores_;
-    Buffer gate_up_, down_;
+    // Slots are in ascending order of experts, then of rows.
     std::vector<Active> active_;
     std::vector<int32_t> row_of_, active_index_, slots_of_; // slots_of_: [rows][top_k] in ascending order
     std::vector<float> weight_of_;

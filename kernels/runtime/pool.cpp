@@ -28,18 +28,28 @@ inline uint64_t word_of(uint32_t step, uint32_t count) { return uint64_t(step) <
 
 Pool::Pool(int threads, size_t max_phases)
     : threads_(threads), process_(getpid()), max_phases_(max_phases), phases_(new Phase[max_phases]) {
-    for (int thread = 1; thread < threads; ++thread)
-        workers_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int thread = 1; thread < threads; ++thread)
+            workers_->threads.emplace_back([this, thread] { work(thread); });
+    } catch (...) {
+        stop();
+        throw;
+    }
 }
 
 Pool::~Pool() {
+    if (getpid() == process_)
+        stop();
+    else
+        workers_.release();
+}
+
+void Pool::stop() {
     stopping_ = true;
     generation_.value.fetch_add(uint64_t(1) << 32);
-    const bool forked = getpid() != process_;
-    if (!forked)
-        wake();
-    for (std::thread &worker : workers_)
-        forked ? worker.detach() : worker.join();
+    wake();
+    for (std::thread &worker : workers_->threads)
+        worker.join();
 }
 
 void Pool::run(Job &job, const std::vector<int> &chunks) {
@@ -60,8 +70,8 @@ void Pool::run(Job &job, const std::vector<int> &chunks) {
 }
 
 void Pool::wake() {
-    { std::lock_guard<std::mutex> lock(mutex_); } // whoever is about to sleep does so before it is notified
-    woken_.notify_all();
+    { std::lock_guard<std::mutex> lock(workers_->mutex); } // whoever is about to sleep does so before it is notified
+    workers_->woken.notify_all();
 }
 
 void Pool::work(int thread) {
@@ -81,9 +91,9 @@ uint64_t Pool::wait_for_step(uint64_t last) {
             return now;
         pause();
     }
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(workers_->mutex);
     sleeping_.fetch_add(1, std::memory_order_seq_cst);
-    woken_.wait(lock, [&] { return (now = generation_.value.load(std::memory_order_seq_cst)) != last; });
+    workers_->woken.wait(lock, [&] { return (now = generation_.value.load(std::memory_order_seq_cst)) != last; });
     sleeping_.fetch_sub(1, std::memory_order_relaxed);
     return now;
 }

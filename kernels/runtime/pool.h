@@ -49,6 +49,7 @@ class Pool {
     void walk(int thread, uint64_t generation);
     bool run_phase(int index, int thread, uint32_t step);
     void wake();
+    void stop();
 
     const int threads_;
     const int process_;
@@ -59,9 +60,13 @@ class Pool {
     Word generation_; // step << 32 | number of phases
     std::atomic<int> sleeping_{0};
     std::atomic<bool> stopping_{false};
-    std::mutex mutex_;
-    std::condition_variable woken_;
-    std::vector<std::thread> workers_;
+    // Left alone in a forked child: the threads that the last two remember don't exist there.
+    struct Workers {
+        std::mutex mutex;
+        std::condition_variable woken;
+        std::vector<std::thread> threads;
+    };
+    std::unique_ptr<Workers> workers_{new Workers};
 };
 
 } // namespace appliance

@@ -78,9 +78,22 @@ class Product {
     int64_t outputs_ = 0, blocks_ = 0;
 };
 
-// What threads work in; one for a model.
+// What the experts of a layer need room for; a slot is a row of one expert.
+struct SlotNeeds {
+    int64_t slots;
+    size_t panels;
+    int64_t columns, gate_up, down;
+};
+
+struct Slots {
+    std::vector<PanelStore> panels;
+    Buffer gate_up, down;
+};
+
+// What threads work in; one for a model, whose layers take turns.
 struct Scratch {
     std::vector<PanelStore> shared; // one for each panel of a product
+    Slots slots;
     struct Own {
         std::vector<PanelStore> panels;
         Memory row, padded;

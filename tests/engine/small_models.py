@@ -95,7 +95,7 @@ def load_executor(
         if backend == "reference":
             executor = TorchExecutor(program, spec, weights, layout, dense_bytes, _silent)
         else:
-            matrices, _ = load_matrices(path, weights, matrix_names(program), 2, _silent)
+            matrices = load_matrices(path, weights, matrix_names(program), 2, _silent).by_name
             executor = CpuExecutor(
                 program,
                 spec,

@@ -1,0 +1,22 @@
+"""Memory of our own, by whole pages."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+_HUGE_PAGE = 2 << 20
+
+
+def anonymous(num_bytes: int, *, huge_pages: bool = False) -> torch.Tensor:
+    """Zeros, uint8 [num_bytes], page-aligned. Pages take no memory before they are written, nor does a forked child write
+    to its parent's.
+
+    Args:
+        huge_pages: take those where the system has some; for what is written at once.
+    """
+    pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages and num_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes]
