@@ -49,7 +49,7 @@ def _cgroup_left(root: Path = Path("/")) -> int | None:
 
 
 def _file_pages(group: Path) -> int:
-    """Bytes of files that a control group counts as used but gives back when memory is asked for; 0 where it says none."""
+    """Bytes of files that a control group counts as used but gives back when asked; 0 where it says none."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:

@@ -10,8 +10,9 @@ _HUGE_PAGE = 2 << 20
 
 
 def anonymous(num_bytes: int, *, huge_pages: bool = False) -> torch.Tensor:
-    """Zeros, uint8 [num_bytes], page-aligned. Pages take no memory before they are written, nor does a forked child write
-    to its parent's.
+    """Zeros, uint8 [num_bytes], page-aligned. Pages take no memory before they are written.
+
+    A forked child has its own from when it writes to them.
 
     Args:
         huge_pages: take those where the system has some; for what is written at once.

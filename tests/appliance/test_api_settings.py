@@ -27,6 +27,7 @@ def kept(starter_models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A daemon with a key, a name of the owner's and little patience."""
     settings = {"api_key": "secret", "served_model_name": "house-model", "request_timeout": TIMEOUT_S}
     settings["max_num_seqs"] = 200
+    settings["backend"] = "reference"  # slow enough that a whole context takes longer than that
     with live_daemon(starter_models_dir, tmp_path_factory.mktemp("kept"), **settings) as daemon:
         yield daemon
 

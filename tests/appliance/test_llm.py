@@ -197,7 +197,7 @@ def test_a_pool_that_forces_preemption_gives_the_text_of_an_ample_one(
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
     ample = [output.outputs[0].token_ids for output in starter.generate(prompts, params)]
     tiny_pool = LLM(
-        MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=10 * 737280, max_model_len=160
+        MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=10 * 368640, max_model_len=160
     )
     squeezed = [output.outputs[0].token_ids for output in tiny_pool.generate(prompts, params)]
     assert squeezed == ample

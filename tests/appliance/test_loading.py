@@ -93,7 +93,7 @@ import psutil
 from appliance import LLM
 def own() -> int:
     return psutil.Process().memory_full_info().uss
-with LLM(sys.argv[1], kv_cache_memory_bytes=2**26, max_model_len=512):
+with LLM(sys.argv[1], kv_cache_memory_bytes=2**26, max_model_len=512, backend="reference"):
     loaded = own()
 print(loaded, own())
 """

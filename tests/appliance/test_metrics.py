@@ -146,7 +146,7 @@ def test_errors_are_counted_by_code_and_status(daemon: LiveDaemon) -> None:
 @pytest.mark.starter
 def test_build_and_memory_are_those_of_the_processes(daemon: LiveDaemon) -> None:
     version = appliance.__version__
-    assert daemon.metric("appliance_build_info", version=version, model=MODEL, backend="torch") == 1
+    assert daemon.metric("appliance_build_info", version=version, model=MODEL, backend="cpu") == 1
     resident = daemon.worker().memory_info().rss
     assert 0.5 * resident < daemon.metric("appliance_worker_resident_memory_bytes") < 1.5 * resident
     total = int(re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024  # type: ignore[index]

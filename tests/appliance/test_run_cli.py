@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live_daemon import FREED_WITHIN_S, MODEL, LiveDaemon, command, environment, eventually
+from live_daemon import FREED_WITHIN_S, MODEL, PRECISION, LiveDaemon, command, environment, eventually
 
 from appliance.llm import LLM, SamplingParams
 
@@ -34,7 +34,7 @@ def run(models_dir: Path, home: Path, *arguments: str, piped: str = "", **settin
     return subprocess.run(
         command("run", "--temperature", "0", *arguments),
         cwd=home,
-        env=environment(models_dir, home, **settings),
+        env=environment(models_dir, home, **{"activation_precision": PRECISION, **settings}),
         input=piped,
         capture_output=True,
         text=True,
@@ -136,7 +136,8 @@ class Terminal:
 
 def test_a_conversation(daemon: LiveDaemon, starter_models_dir: Path, tmp_path: Path) -> None:
     arguments = command("run", "--temperature", "0", "--url", daemon.url)
-    terminal = Terminal(arguments, environment(starter_models_dir, tmp_path), tmp_path)
+    environ = environment(starter_models_dir, tmp_path, activation_precision=PRECISION)
+    terminal = Terminal(arguments, environ, tmp_path)
     try:
         terminal.wait_for(">>> ")
         terminal.type(f"{QUESTION}\n")
