@@ -75,6 +75,7 @@ def load_executor(
     dense_bytes: int = 2**30,
     kv_dtype: str = "float32",
     precision: Precision = "float32",
+    threads: int = 2,
     blocks: int = 16,
     max_model_len: int = 512,
     weights_type: type[ModelWeights] = ModelWeights,
@@ -85,7 +86,7 @@ def load_executor(
         backend: "reference" or "cpu".
         spec: instead of the file's own.
         dense_bytes: of the reference.
-        kv_dtype, precision: of the native one; by default nothing is rounded.
+        kv_dtype, precision, threads: of the native one; by default nothing is rounded.
     """
     spec = spec or read(path)
     layout = KVLayout(kv_groups(spec, torch.float32), BLOCK_SIZE)
@@ -104,7 +105,7 @@ def load_executor(
                 layout,
                 kv_dtype=kv_dtype,
                 precision=precision,
-                threads=2,
+                threads=threads,
                 max_tokens=256,
             )
     executor.attach_pools([blocks] * len(layout.groups), max_model_len)
