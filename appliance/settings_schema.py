@@ -111,7 +111,7 @@ class ModelSettings(_Section):
     activation_precision: Literal["int8", "bf16", "float32"] = setting(
         "int8",
         "What the native kernels round the inputs of matrix products to. int8, with a scale for every 32 values, is "
-        "the fastest and changes a few greedy tokens in a hundred of a small model; bf16 changes about one in a "
+        "the fastest and changes a few greedy tokens in a hundred of a small model; bf16 changes about three in a "
         "thousand, and computes long prompts and many requests at once several times slower; float32 rounds nothing "
         "and is the slowest. The reference always takes float32.",
         why="bf16 rounds less than int8, float32 rounds nothing",

@@ -61,7 +61,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_blocks: KV blocks of all groups together.
         kv_block_bytes: size of one; the mean where the groups' differ.
         notes: sentences for the log, where something is not as was asked for.
-        backend: how steps are executed ("torch").
+        backend: who executes steps: "cpu" or "reference".
         native_isa: instruction set of the native library, or "" when it was not built.
     """
 
