@@ -29,7 +29,7 @@ GPT_OSS = GOLDEN / "arch_gpt_oss"
 # Of one sequence, of four.
 MOST_TOKENS = 768
 BLOCKS_A_SEQUENCE = MOST_TOKENS // BLOCK_SIZE
-# Longer than a segment of attention's (512), so that threads share a context.
+# Several segments of attention (256 tokens each) long, so that threads share a context.
 LONG = (701, 598)
 
 
