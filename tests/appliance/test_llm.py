@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from live_daemon import MODEL
+from live_daemon import MODEL, PRECISION
 
 from appliance import LLM, SamplingParams
 from appliance.engine.errors import ContextLengthError, EngineError, ParameterError
@@ -26,7 +26,13 @@ def tiny(golden: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def starter(starter_models_dir: Path) -> LLM:
-    return LLM(MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=2**28, max_model_len=512)
+    return LLM(
+        MODEL,
+        download_dir=starter_models_dir,
+        kv_cache_memory_bytes=2**28,
+        max_model_len=512,
+        activation_precision=PRECISION,
+    )
 
 
 def test_texts_and_ids_come_back_in_order(tiny: LLM) -> None:
@@ -197,7 +203,11 @@ def test_a_pool_that_forces_preemption_gives_the_text_of_an_ample_one(
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
     ample = [output.outputs[0].token_ids for output in starter.generate(prompts, params)]
     tiny_pool = LLM(
-        MODEL, download_dir=starter_models_dir, kv_cache_memory_bytes=10 * 368640, max_model_len=160
+        MODEL,
+        download_dir=starter_models_dir,
+        kv_cache_memory_bytes=10 * 368640,
+        max_model_len=160,
+        activation_precision=PRECISION,
     )
     squeezed = [output.outputs[0].token_ids for output in tiny_pool.generate(prompts, params)]
     assert squeezed == ample

@@ -63,7 +63,8 @@ def test_a_model_that_was_not_taught_to_chat_goes_on_with_the_text(
     path = golden / "gguf_q4_0" / "mini-q4_0.gguf"
     ended = run(starter_models_dir, tmp_path, str(path), "the one", port=free_port())
     assert (ended.returncode, ended.stderr.count("goes on with the text")) == (0, 1)
-    expected = LLM(model=str(path)).generate("the one", SamplingParams(temperature=0, max_tokens=128))
+    llm = LLM(model=str(path), activation_precision=PRECISION)
+    expected = llm.generate("the one", SamplingParams(temperature=0, max_tokens=128))
     assert ended.stdout == expected[0].outputs[0].text + "\n"
 
 

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 import trustme
-from live_daemon import BLOCK_BYTES, MODEL, LiveDaemon, command, environment, live_daemon
+from live_daemon import BLOCK_BYTES, MODEL, PRECISION, LiveDaemon, command, environment, live_daemon
 
 pytestmark = pytest.mark.starter
 
@@ -41,7 +41,11 @@ class Secured:
         return subprocess.run(
             command(*arguments),
             cwd=self.home,
-            env=environment(self.models_dir, self.home, **{**self.settings, **changes}),
+            env=environment(
+                self.models_dir,
+                self.home,
+                **{"activation_precision": PRECISION, **self.settings, **changes},
+            ),
             input="",
             capture_output=True,
             text=True,
@@ -192,5 +196,5 @@ def test_blocks_are_of_the_size_and_type_that_were_set(secured: Secured) -> None
     headers = {"Authorization": "Bearer first"}
     metrics = httpx.get(f"{secured.daemon.url}/metrics", headers=headers, verify=secured.context).text
     blocks = re.findall(r'^appliance_kv_blocks\{.*?state="\w+".*?\} ([\d.]+)$', metrics, re.MULTILINE)
-    # Twice the tokens of half the bytes: the same size.
-    assert sum(map(float, blocks)) == 100
+    # Twice the tokens: twice the size.
+    assert sum(map(float, blocks)) == 50
