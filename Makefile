@@ -12,7 +12,7 @@ $(shell rm -f $(VENV)/.installed $(VENV)/.installed-dev)
 endif
 endif
 
-.PHONY: serve test check format bench clean
+.PHONY: serve test check sanitize format bench clean
 
 # Serves the starter model on http://127.0.0.1:8000, e.g. `make serve ARGS="--port 9000"`.
 serve: $(VENV)/.installed
@@ -30,6 +30,31 @@ check: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --no-deps --target build/check .
 	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p appliance
 	$(BIN)/python -m pytest -q tests/test_structure.py
+
+# The native library under sanitizers (g++, cmake, Linux): accesses and undefined behaviour while Python's tests of it run,
+# races in a program of its own. The library is looked for where pytest stands; -S keeps the editable install out, and what
+# sanitizers say before they end the process is not captured.
+SANITIZE := build/sanitize
+NATIVE_TESTS := $(addprefix $(CURDIR)/tests/,kernels/test_linear_cpu.py kernels/test_repack.py engine/test_model_golden.py \
+                engine/test_families_moe.py)
+sanitize: export CMAKE_BUILD_PARALLEL_LEVEL := $(shell nproc)
+sanitize: $(VENV)/.installed-dev
+	cmake -S kernels -B $(SANITIZE)/thread -DCMAKE_BUILD_TYPE=Release -DAPPLIANCE_SANITIZE=thread
+	cmake --build $(SANITIZE)/thread --target threads
+	$(SANITIZE)/thread/threads
+	cmake -S kernels -B $(SANITIZE)/address -DCMAKE_BUILD_TYPE=Release -DAPPLIANCE_SANITIZE=address,undefined
+	cmake --build $(SANITIZE)/address --target threads appliance_native
+	$(SANITIZE)/address/threads
+	rm -rf $(SANITIZE)/package
+	$(BIN)/pip install --quiet --no-deps --target $(SANITIZE)/package --config-settings=wheel.cmake=false .
+	cmake --install $(SANITIZE)/address --prefix $(SANITIZE)/package
+	export PYTHONPATH=$$($(BIN)/python -c 'import sys; print(*filter(None, sys.path), sep=":")') \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
+	preload="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"; \
+	cd $(SANITIZE)/package || exit; \
+	tests() { LD_PRELOAD="$$preload" $(CURDIR)/$(BIN)/python -S -m pytest -q --capture=sys -c $(CURDIR)/pyproject.toml "$$@"; }; \
+	tests $(CURDIR)/tests/kernels/test_attention_cpu.py & \
+	tests $(NATIVE_TESTS); code=$$?; wait $$! && exit $$code
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
