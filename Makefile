@@ -62,7 +62,7 @@ format: $(VENV)/.installed-dev
 
 # Speed through HTTP on this machine; prints the figures that docs/performance.md quotes.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/serving.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .cache

@@ -13,6 +13,7 @@ import torch
 from appliance.engine.backends import Backend, choose_backend, kv_dtype, precision_note
 from appliance.engine.config import EngineConfig
 from appliance.engine.decoder import build_program
+from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.executors import LOGITS_BYTES, CpuExecutor, Executor, TorchExecutor
 from appliance.engine.executors.packing import load_matrices
 from appliance.engine.families import read_spec
@@ -28,6 +29,7 @@ from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels import native
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.linear.cpu import Precision
+from appliance.kernels.paged_attention.cpu import MAX_HEAD_DIM
 from appliance.quant.checkpoint import open_checkpoint
 
 # The torch executor keeps the matrices of a model dequantised where they take no more than this, nor more than this
@@ -52,12 +54,13 @@ class Runner:
         last = [stop - 1 for stop in starts[1:]]
         sampled = [index for index, row in enumerate(plan.rows) if row.wants_logits]
         greedy = [index for index in sampled if is_greedy(plan.rows[index])]
+        drawn = [index for index in sampled if not is_greedy(plan.rows[index])]
         output = self._executor.run(plan.rows, [last[index] for index in greedy])
         results = [RowResult(failed=not all(output.finite[a:b])) for a, b in pairwise(starts)]
         for index, token_id in zip(greedy, output.largest, strict=True):
             ids = (max(token_id, 0),) * len(plan.rows[index].seeds)
             results[index] = RowResult(ids, failed=results[index].failed or token_id < 0)
-        drawn = [index for index in sampled if index not in set(greedy) and not results[index].failed]
+        drawn = [index for index in drawn if not results[index].failed]
         for index, logits in zip(drawn, self._logits([last[index] for index in drawn]), strict=True):
             results[index] = sample(logits, plan.rows[index])
         for index, row in enumerate(plan.rows):
@@ -160,6 +163,11 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     with open_checkpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
+        if backend is Backend.CPU and spec.head_dim > MAX_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"heads of {spec.head_dim} elements, the native kernels take up to {MAX_HEAD_DIM}; "
+                "set backend to reference"
+            )
         layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
         executor, executor_note, mapped_bytes = _executor(
             config, backend, kv, spec, weights, layout, progress

@@ -71,7 +71,8 @@ static inline Pair pair_of(const Matrix &matrix, const uint8_t *header, const ui
     return {scale, Metadata == Known::BIASES ? load_half(at + 2 * kLanes) : splat(-matrix.constant) * scale};
 }
 
-// sums[row][n] = the products of a block with a tile (see Panel); of a chunk the integers first, so a row's sums don't depend on `Rows`.
+// sums[row][n] = the products of a block with a tile (see Panel); of a chunk the integers first, so a row's sums don't
+// depend on `Rows`.
 template <int Rows, int Bits, bool Table, int HalfChunks, Known Metadata>
 static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, const int8_t *codes, const float *scales,
                               const float *code_sums, Sums &sums) {
@@ -174,7 +175,7 @@ static void multiply_values(const Piece &piece, const float *weights, const Pane
                 for (int column = 0; column < 16; ++column, weights += kLanes) {
                     const Floats weight = load(weights);
 #pragma GCC unroll kUnroll
-            for (int m = 0; m < Rows; ++m)
+                    for (int m = 0; m < Rows; ++m)
                         dots[m] = fma(weight, splat(x[m][column]), dots[m]);
                 }
                 x.advance(16);

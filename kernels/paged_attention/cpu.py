@@ -74,7 +74,8 @@ class KvShape:
         """All layers and heads of `block_size` tokens."""
         return self.tile_bytes * (self.block_size // 16) * self.kv_heads * 2 * self.layers
 
-    def _native(self) -> _Shape:
+    def native(self) -> _Shape:
+        """For C."""
         return _Shape(self.type, self.kv_heads, self.head_dim, self.block_size, self.layers)
 
 
@@ -113,7 +114,7 @@ def kv_write(
     """
     count = len(blocks)
     assert keys.shape == values.shape == (count, shape.kv_heads, shape.head_dim)
-    native = shape._native()
+    native = shape.native()
     lib.appliance_kv_write(
         ctypes.byref(native),
         _layer(shape, pool, layer),
@@ -161,7 +162,7 @@ def paged_attention(
             at = item.row * heads * shape.head_dim + head * group * shape.head_dim
             calls.append(
                 _Attention(
-                    shape._native(),
+                    shape.native(),
                     _layer(shape, pool, layer),
                     head,
                     group,

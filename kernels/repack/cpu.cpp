@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../runtime/export.h"
+#include "bits.h"
 
 namespace {
 
@@ -63,21 +64,7 @@ inline void transpose_nibble_squares(Line rows[8]) {
         swap_halves(rows[k], rows[k + 1], 4, 0x0F0F0F0F);
 }
 
-// Bit streams, least significant bit first, of `count` codes.
-void unpack(const std::uint8_t *packed, std::uint8_t *codes, std::size_t count, unsigned bits) {
-    std::uint32_t held = 0, mask = (1u << bits) - 1;
-    unsigned have = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        if (have < bits) {
-            held |= std::uint32_t(*packed++) << have;
-            have += 8;
-        }
-        codes[i] = held & mask;
-        held >>= bits;
-        have -= bits;
-    }
-}
-
+// The inverse of `unpack`, of codes in another order.
 void pack_gathered(const std::uint8_t *codes, const std::int64_t *from, std::uint8_t *packed, std::size_t count,
                    unsigned bits) {
     std::uint32_t held = 0;
@@ -160,10 +147,10 @@ APPLIANCE_EXPORT void appliance_transpose_nibbles(const Word *in, Word *out, std
 // In place, code j of each row becomes what code from[j] was; rows are bit streams of `row_bytes` bytes.
 APPLIANCE_EXPORT void appliance_reorder_codes(std::uint8_t *packed, std::size_t rows, std::size_t row_bytes,
                                               const std::int64_t *from, std::size_t columns, unsigned bits) {
-    std::vector<std::uint8_t> codes(columns);
+    std::vector<std::uint8_t> codes(columns + 8); // whole eights are unpacked
     for (std::size_t row = 0; row < rows; ++row) {
         std::uint8_t *stream = packed + row * row_bytes;
-        unpack(stream, codes.data(), columns, bits);
+        appliance::unpack_of(int(bits))(stream, std::int64_t(columns), codes.data());
         pack_gathered(codes.data(), from, stream, columns, bits);
     }
 }

@@ -8,7 +8,7 @@
 using namespace appliance;
 
 // Raised with every change of what is exported, in Python, too (kernels/native.py).
-APPLIANCE_EXPORT int appliance_abi(void) { return 1; }
+APPLIANCE_EXPORT int appliance_abi(void) { return 2; }
 
 namespace {
 
@@ -80,9 +80,15 @@ APPLIANCE_EXPORT void appliance_model_linear(Model *model, const SourceSpec *sou
                                         factor, model->scratch()));
 }
 
-APPLIANCE_EXPORT void appliance_model_row_sum(Model *model, int x, const float *norm_weight, float eps, int target,
-                                              int add, float factor, int64_t width) {
-    model->add(std::make_unique<RowSum>(model->buffer(x), norm_weight, eps, model->buffer(target), add, factor, width));
+APPLIANCE_EXPORT void appliance_model_norm(Model *model, int x, const float *weight, float eps, int out,
+                                           int64_t width) {
+    model->add(std::make_unique<Normalise>(model->buffer(x), weight, eps, model->buffer(out), width));
+}
+
+// norm_weight: null where x is added as it is.
+APPLIANCE_EXPORT void appliance_model_add(Model *model, int x, const float *norm_weight, float eps, int target,
+                                          float factor, int64_t width) {
+    model->add(std::make_unique<AddTo>(model->buffer(x), norm_weight, eps, model->buffer(target), factor, width));
 }
 
 APPLIANCE_EXPORT void appliance_model_gated(Model *model, const SourceSpec *source, int out) {

@@ -49,12 +49,6 @@ def gated(buffer: int, width: int, activation: str, alpha: float = 0.0, limit: f
     return Source(kind=2, buffer=buffer, width=width, activation=index, alpha=alpha, limit=limit)
 
 
-class _KvShape(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int32) for name in ("type", "kv_heads", "head_dim", "block_size", "layers")
-    )
-
-
 class Heads(ctypes.Structure):
     """Of a qkv buffer: query heads, key heads (as many as value heads), elements of each."""
 
@@ -120,7 +114,7 @@ class NativeModel:
 
     def group(self, shape: KvShape, pool: torch.Tensor) -> int:
         """A KV group whose blocks lie in `pool`; its index."""
-        fields = _KvShape(shape.type, shape.kv_heads, shape.head_dim, shape.block_size, shape.layers)
+        fields = shape.native()
         self._alive.append(pool)
         return int(
             self._lib.appliance_model_group(
@@ -152,19 +146,17 @@ class NativeModel:
 
     def norm(self, x: int, weight: torch.Tensor, eps: float, out: int, width: int) -> None:
         """out = norm(x)"""
-        self._call("row_sum", x, self._kept(weight), float(eps), out, False, 0.0, ctypes.c_int64(width))
+        self._call("norm", x, self._kept(weight), float(eps), out, ctypes.c_int64(width))
 
     def add(self, x: int, target: int, factor: float, width: int) -> None:
         """target += factor · x"""
-        self._call("row_sum", x, None, 0.0, target, True, float(factor), ctypes.c_int64(width))
+        self._call("add", x, None, 0.0, target, float(factor), ctypes.c_int64(width))
 
     def add_normed(
         self, x: int, weight: torch.Tensor, eps: float, target: int, factor: float, width: int
     ) -> None:
         """target += factor · norm(x)"""
-        self._call(
-            "row_sum", x, self._kept(weight), float(eps), target, True, float(factor), ctypes.c_int64(width)
-        )
+        self._call("add", x, self._kept(weight), float(eps), target, float(factor), ctypes.c_int64(width))
 
     def gated(self, source: Source, out: int) -> None:
         """out = activation(gate) · up"""

@@ -1,8 +1,6 @@
 // The operations of a step program (engine/program.py), some of them several at once.
 #pragma once
 
-#include <atomic>
-
 #include "product.h"
 
 namespace appliance {
@@ -44,7 +42,6 @@ class Linear : public Op {
         : source_(source), product_(std::move(product)), out_(out), add_(add), factor_(factor), scratch_(scratch) {}
     void plan(const Step &step, std::vector<int> &chunks) override;
     void run(const Step &step, int phase, int chunk, int thread) override;
-    const Product &product() const { return product_; }
 
   private:
     const Source source_;
@@ -55,11 +52,27 @@ class Linear : public Op {
     Scratch *const scratch_;
 };
 
-// out = norm(x), or target += factor · x, or target += factor · norm(x).
-class RowSum : public Op {
+// out = norm(x)
+class Normalise : public Op {
   public:
-    RowSum(Buffer *x, const float *norm_weight, float eps, Buffer *target, bool add, float factor, int64_t width)
-        : x_(x), weight_(norm_weight), eps_(eps), target_(target), add_(add), factor_(factor), width_(width) {}
+    Normalise(Buffer *x, const float *weight, float eps, Buffer *out, int64_t width)
+        : x_(x), weight_(weight), eps_(eps), out_(out), width_(width) {}
+    void plan(const Step &step, std::vector<int> &chunks) override;
+    void run(const Step &step, int phase, int chunk, int thread) override;
+
+  private:
+    Buffer *const x_;
+    const float *const weight_;
+    const float eps_;
+    Buffer *const out_;
+    const int64_t width_;
+};
+
+// target += factor · x, or with a norm's weight factor · norm(x), which x is afterwards.
+class AddTo : public Op {
+  public:
+    AddTo(Buffer *x, const float *norm_weight, float eps, Buffer *target, float factor, int64_t width)
+        : x_(x), weight_(norm_weight), eps_(eps), target_(target), factor_(factor), width_(width) {}
     void plan(const Step &step, std::vector<int> &chunks) override;
     void run(const Step &step, int phase, int chunk, int thread) override;
 
@@ -68,7 +81,6 @@ class RowSum : public Op {
     const float *const weight_; // null: no norm
     const float eps_;
     Buffer *const target_;
-    const bool add_;
     const float factor_;
     const int64_t width_;
 };
@@ -209,7 +221,6 @@ class Head : public Op {
     void run(const Step &step, int phase, int chunk, int thread) override;
     // The largest logit's index, the first of equal ones; -1 where a logit is not a finite number.
     int32_t largest(int row) const;
-    int64_t vocabulary() const { return product_.outputs(); }
 
   private:
     struct Best {

@@ -34,17 +34,17 @@ void PanelStore::prepare(const Kernels &kernels, const PanelShape &shape, const 
     if (shape.inputs) {
         for (int64_t column = 0; column < shape.columns; ++column)
             values[column] = shape.inputs[column] < 0 ? 0.0f : x[shape.inputs[column]];
-    } else if (integers && shape.columns == shape.width) {
-        values = const_cast<float *>(x); // only read
-    } else {
+        x = values;
+    } else if (!integers || shape.columns != shape.width) {
         std::memcpy(values, x, shape.width * sizeof(float));
         std::fill(values + shape.width, values + shape.columns, 0.0f);
+        x = values;
     }
     const TileRows tile = integers ? tile_of(rows.count, row, kernels.linear->tile_rows) : TileRows{row, 1};
     const int64_t first = rows.first + tile.first;
     float *sums = sums_.as<float>() + first * groups_stride_;
     if (integers)
-        kernels.linear->quantise(values, shape.columns, shape.chunk, tile.count, int(row - tile.first),
+        kernels.linear->quantise(x, shape.columns, shape.chunk, tile.count, int(row - tile.first),
                                  codes_.as<int8_t>() + first * codes_stride_,
                                  scales_.as<float>() + first * groups_stride_, sums);
     else

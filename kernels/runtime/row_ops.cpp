@@ -1,10 +1,7 @@
 // Operations on rows by themselves.
 #include "ops.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <numeric>
 
 namespace appliance {
 
@@ -66,18 +63,24 @@ void Linear::run(const Step &step, int phase, int chunk, int thread) {
     product_.multiply(kernels, alone ? own.panels : scratch_->shared, rows, target, blocks);
 }
 
-void RowSum::plan(const Step &step, std::vector<int> &chunks) { chunks.push_back(step.row_chunks()); }
+void Normalise::plan(const Step &step, std::vector<int> &chunks) { chunks.push_back(step.row_chunks()); }
 
-void RowSum::run(const Step &step, int, int chunk, int) {
+void Normalise::run(const Step &step, int, int chunk, int) {
+    const Step::Range range = Step::part(step.rows, step.row_chunks(), chunk);
+    for (int64_t row = range.first; row < range.last; ++row)
+        (*step.kernels->rms_norm)(x_->row(row), weight_, out_->row(row), width_, eps_);
+}
+
+void AddTo::plan(const Step &step, std::vector<int> &chunks) { chunks.push_back(step.row_chunks()); }
+
+void AddTo::run(const Step &step, int, int chunk, int) {
     const Step::Range range = Step::part(step.rows, step.row_chunks(), chunk);
     for (int64_t row = range.first; row < range.last; ++row) {
         float *x = x_->row(row), *target = target_->row(row);
-        float *normed = add_ ? x : target;
         if (weight_)
-            (*step.kernels->rms_norm)(x, weight_, normed, width_, eps_);
-        if (add_)
-            for (int64_t i = 0; i < width_; ++i)
-                target[i] += factor_ * x[i];
+            (*step.kernels->rms_norm)(x, weight_, x, width_, eps_);
+        for (int64_t i = 0; i < width_; ++i)
+            target[i] += factor_ * x[i];
     }
 }
 

@@ -38,10 +38,6 @@ static inline Floats fma(Floats x, Floats y, Floats z) {
 // Of both: the second where one is not a number.
 static inline Floats max(Floats x, Floats y) { return EACH(Floats, _mm256_max_ps, x, y); }
 static inline Floats min(Floats x, Floats y) { return EACH(Floats, _mm256_min_ps, x, y); }
-static inline Floats abs(Floats x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
-}
 // To the nearest whole number, halves to the even one.
 static inline Floats round(Floats x) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

@@ -31,7 +31,6 @@ static inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps
 // Of both: b where one is not a number.
 static inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
-static inline Floats abs(Floats a) { return {_mm512_abs_ps(a.v)}; }
 // To the nearest whole number, halves to the even one.
 static inline Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT)}; }
 static inline float reduce_add(Floats a) { return _mm512_reduce_add_ps(a.v); }

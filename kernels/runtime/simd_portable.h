@@ -35,7 +35,6 @@ static inline Floats fma(Floats a, Floats b, Floats c) { LANES(Floats, a.v[i] * 
 // Of both: b where one is not a number.
 static inline Floats max(Floats a, Floats b) { LANES(Floats, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 static inline Floats min(Floats a, Floats b) { LANES(Floats, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-static inline Floats abs(Floats a) { LANES(Floats, std::fabs(a.v[i])); }
 // To the nearest whole number, halves to the even one.
 static inline Floats round(Floats a) { LANES(Floats, std::nearbyintf(a.v[i])); }
 static inline float reduce_add(Floats a) {

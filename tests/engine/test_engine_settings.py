@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import EXACT
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
-from appliance.engine.errors import BackendError, ContextLengthError, MemoryPlanError
+from appliance.engine.errors import (
+    BackendError,
+    ContextLengthError,
+    MemoryPlanError,
+    UnsupportedModelError,
+)
 from appliance.engine.machine import available_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import Request
@@ -88,6 +95,27 @@ def test_what_a_backend_cannot_keep_is_refused_by_name(model: str) -> None:
         start(model, kv_cache_dtype="float16")
     with pytest.raises(BackendError, match="kv_cache_dtype is int8, but the reference backend keeps"):
         start(model, kv_cache_dtype="int8", backend="reference")
+
+
+def test_heads_that_the_native_kernels_cannot_take_are_refused_before_anything_is_read(
+    golden: Path, tmp_path: Path
+) -> None:
+    """A Llama whose only head has 1,024 elements."""
+    config = json.loads((golden / "arch_llama" / "config.json").read_text())
+    config |= {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    shapes = {f"self_attn.{name}_proj": (1024, 32) for name in "qkv"} | {"self_attn.o_proj": (32, 1024)}
+    shapes |= {f"mlp.{name}_proj": (32, 32) for name in ("gate", "up", "down")}
+    shapes |= {"input_layernorm": (32,), "post_attention_layernorm": (32,)}
+    tensors = {f"model.layers.0.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    tensors |= {"model.embed_tokens.weight": torch.ones(128, 32), "model.norm.weight": torch.ones(32)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    told: list[int] = []
+    with pytest.raises(UnsupportedModelError, match=r"heads of 1024 elements.*up to 512; set backend to"):
+        Engine(EngineConfig(model_path=str(tmp_path)), lambda done, _total: told.append(done))
+    assert told == []
+    assert len(run(start(str(tmp_path), backend="reference"))[0]) == 12
 
 
 @pytest.mark.parametrize(("backend", "auto"), [("reference", "float32"), ("cpu", "bfloat16")])

@@ -210,7 +210,7 @@ def test_what_is_not_finite_shows_and_only_where_it_is_seen(
 @pytest.mark.parametrize("type", list(KvType))
 def test_sizes_are_those_of_the_kernels(type: KvType) -> None:
     shape = Case(type=type, head_dim=40, block_size=64).shape
-    native = shape._native()
+    native = shape.native()
     LIB.appliance_kv_block_bytes.restype = LIB.appliance_kv_tile_bytes.restype = ctypes.c_int64
     assert LIB.appliance_kv_tile_bytes(ctypes.byref(native)) == shape.tile_bytes
     assert LIB.appliance_kv_block_bytes(ctypes.byref(native)) == shape.block_bytes
