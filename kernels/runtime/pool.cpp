@@ -7,8 +7,8 @@
 namespace appliance {
 namespace {
 
-// How often to look before another thread is let onto the core; and before a thread goes to sleep, which is longer than
-// the caller takes between steps when it is busy.
+// How often to look before another thread is let onto the core; and, between steps, before a thread goes to sleep: about a
+// tenth of a millisecond. Five times as long made no difference that could be measured.
 constexpr int kSpins = 1500;
 constexpr int kSpinsBeforeSleep = 4000;
 
