@@ -112,7 +112,7 @@ class ModelSettings(_Section):
         "int8",
         "What the native kernels round the inputs of matrix products to. int8, with a scale for every 32 values, is "
         "the fastest and changes a few greedy tokens in a hundred of a small model; bf16 changes about three in a "
-        "thousand, and computes long prompts and many requests at once several times slower; float32 rounds nothing "
+        "thousand, and is two to three times slower; float32 rounds nothing "
         "and is the slowest. The reference always takes float32.",
         why="bf16 rounds less than int8, float32 rounds nothing",
     )

@@ -77,7 +77,8 @@ class BenchClient:
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 timeout=TIMEOUT,
                 trust_env=False,  # no proxy may come between
-                limits=httpx.Limits(max_connections=None),
+                # None is used again: a server may close one that is kept, just as the next request goes out.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         except httpx.InvalidURL as error:
             raise BenchError(f"{url} is not a URL: {error}") from None

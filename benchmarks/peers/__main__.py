@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import csv
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,8 +76,12 @@ def _options() -> argparse.Namespace:
         one.add_argument("--rounds", type=int, default=5)
         one.add_argument("--threads", type=int, default=2)
         one.add_argument("--csv", type=Path)
-        one.add_argument("more", nargs="*", metavar="-- MORE")
-    options = parser.parse_args()
+        one.epilog = "What follows -- goes to the peer's measurement, or to `appliance bench`."
+    # By hand: argparse takes what follows -- only where no option stands between it and the model.
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.more = given[end + 1 :]
     options.venvs = options.venvs.expanduser().absolute()
     return options
 
