@@ -22,8 +22,8 @@ PROMPT_TOKENS = 32
 def decode(pipe: genai.ContinuousBatchingPipeline, rng: random.Random, streams: int, tokens: int) -> float:
     """Tokens a second over the steps in which every stream got one."""
     config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
-    for index in range(streams):
-        pipe.add_request(index, prompt(rng, PROMPT_TOKENS), config)
+    # Held to the end: a request whose handle is gone is dropped.
+    handles = [pipe.add_request(index, prompt(rng, PROMPT_TOKENS), config) for index in range(streams)]
     pipe.step()  # the prompts
     seconds, steps = 0.0, 0
     while pipe.has_non_finished_requests():
@@ -31,15 +31,21 @@ def decode(pipe: genai.ContinuousBatchingPipeline, rng: random.Random, streams: 
         pipe.step()
         seconds += time.perf_counter() - start
         steps += 1
+    if any(len(handle.read_all()[0].generated_ids) != tokens for handle in handles):
+        raise SystemExit("OpenVINO GenAI ended an answer early")
     return streams * steps / seconds
 
 
 def prefill(pipe: genai.ContinuousBatchingPipeline, rng: random.Random, tokens: int) -> float:
-    pipe.add_request(0, prompt(rng, tokens), genai.GenerationConfig(max_new_tokens=1, do_sample=False))
+    config = genai.GenerationConfig(max_new_tokens=1, do_sample=False)
+    handle = pipe.add_request(0, prompt(rng, tokens), config)
     start = time.perf_counter()
     while pipe.has_non_finished_requests():
         pipe.step()
-    return tokens / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    if not handle.read_all():
+        raise SystemExit("OpenVINO GenAI dropped the prompt")
+    return tokens / seconds
 
 
 def prompt(rng: random.Random, tokens: int) -> ov.Tensor:
