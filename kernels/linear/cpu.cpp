@@ -87,9 +87,8 @@ static void multiply_piece(const Tile &tile, const Piece &piece, Sums &sums) {
     const int64_t columns = int64_t(16) * piece.half_chunks * piece.chunks;
     for (int g = 0; g < piece.groups; ++g) {
         const uint8_t *codes = piece.codes + g * piece.group_bytes;
-        if (tile.rows <= 4)
-            for (int64_t line = 0; line < codes_bytes(tile.matrix, columns); line += 64)
-                prefetch(codes + 8192 + line);
+        for (int64_t line = 0; line < codes_bytes(tile.matrix, columns); line += 64)
+            prefetch(codes + 8192 + line);
         decode_codes(tile.matrix, codes, columns, weights + g * columns * kLanes);
     }
     tile.values(piece, weights, tile.panel, tile.first_row, sums);

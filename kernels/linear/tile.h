@@ -100,8 +100,7 @@ static void multiply_codes_of(const Matrix &matrix, const uint8_t *data, const i
             Dots<Table ? 8 : Bits> dots[Rows], more[Rows]; // a table has whole bytes
 #pragma GCC unroll kUnroll
             for (int at = 0; at < chunk_columns; at += line_columns, data += 64) {
-                if (Rows <= 4)
-                    prefetch(data + 4096);
+                prefetch(data + 4096);
                 const Bytes all = load_bytes(data);
                 Bytes low = Bits == 4 ? low_nibbles(all) : all;
                 if (Table)
