@@ -42,7 +42,9 @@ def apply_rules(logits: torch.Tensor, rows: Sequence[PlanRow]) -> torch.Tensor:
 def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of numbers, on its way to the device: nothing waits until it is there."""
     made = torch.tensor(values, dtype=dtype)
-    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        made = made.pin_memory()
+    return made.to(device, non_blocking=True)
 
 
 def _biases(row: PlanRow) -> Mapping[int, float]:

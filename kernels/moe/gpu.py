@@ -1,10 +1,12 @@
-"""Choosing experts for rows on the GPU, and putting the rows in the experts' order; nothing waits for the device."""
+"""Mixture of experts in Triton, all but the products: choosing, sorting, adding up; nothing waits for the device."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+
+_TILE = 1024
 
 
 @triton.jit
@@ -64,6 +66,41 @@ def route(chosen: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor, nor
         SLOTS=triton.next_power_of_2(top_k),
         NORMALISED=normalised,
         num_warps=1,
+    )
+
+
+@triton.jit
+def combine_kernel(
+    out, parts, weights, out_stride, parts_stride, width, TOP_K: tl.constexpr, TILE: tl.constexpr
+):
+    """Program (row, tile of columns)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    held = column < width
+    total = tl.zeros((TILE,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        choice = row * TOP_K + k
+        part = tl.load(parts + choice * parts_stride + column, mask=held, other=0.0).to(tl.float32)
+        total += part * tl.load(weights + choice)
+    tl.store(out + row * out_stride + column, total.to(out.dtype.element_ty), mask=held)
+
+
+def combine(out: torch.Tensor, parts: torch.Tensor, weights: torch.Tensor) -> None:
+    """y[row] = Σ weights[row, k] · parts[row · top_k + k] over k in order, in float32.
+
+    Args:
+        out: [rows, width], fp16, bf16 or fp32.
+        parts: [rows · top_k, width], likewise: what the chosen experts made of the rows, choices counted row by row;
+            both may be strided along the rows.
+        weights: float32 [rows, top_k], contiguous.
+    """
+    rows, width = out.shape
+    top_k = weights.shape[1]
+    assert parts.shape == (rows * top_k, width)
+    assert weights.is_contiguous()
+    assert out.stride(1) == parts.stride(1) == 1
+    combine_kernel[(rows, triton.cdiv(width, _TILE))](
+        out, parts, weights, out.stride(0), parts.stride(0), width, TOP_K=top_k, TILE=_TILE, num_warps=4
     )
 
 

@@ -12,6 +12,8 @@ adds in one order however a tile is spread over threads; nothing is contracted t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -33,8 +35,11 @@ SPLITS = 32
 # Segments that are merged in one turn of a loop.
 AT_ONCE = 8
 
+# Arguments that change from step to step, for whose values nothing is compiled anew.
+_CHANGING = ("sequences", "blocks", "segments", "kept")
 
-@triton.jit
+
+@triton.jit(do_not_specialize=_CHANGING)
 def decode_kernel(
     q,
     pool,
@@ -47,6 +52,7 @@ def decode_kernel(
     q_stride,
     blocks,
     segments,
+    kept,
     window,
     scale,
     softcap,
@@ -65,8 +71,8 @@ def decode_kernel(
 ):
     """Segments of one sequence and KV head: program (sequence, KV head, split). Sequences of many rows are left out.
 
-    Of each segment: states [sequence, KV head, segment, 2, ROWS], the highest score and the sum of weights, and
-    sums [sequence, KV head, segment, ROWS, WIDTH].
+    Of each segment: states [sequence, KV head, segment, 2, kept rows], the highest score and the sum of weights, and
+    sums [sequence, KV head, segment, kept rows, WIDTH].
     """
     sequence, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     start = tl.load(starts + sequence)
@@ -89,13 +95,13 @@ def decode_kernel(
             window, scale, softcap, WINDOW, SOFTCAP, SEGMENT, TILE, STAGES, HEAD_DIM, BLOCK_SIZE,
             BLOCK_STRIDE, kv_heads * PLANE,
         )  # fmt: skip
-        place = ((sequence * kv_heads + kv_head).to(tl.int64) * segments + segment) * ROWS
+        place = ((sequence * kv_heads + kv_head).to(tl.int64) * segments + segment) * kept
         tl.store(states + place * 2 + row, highest, mask=valid)
-        tl.store(states + place * 2 + ROWS + row, total, mask=valid)
+        tl.store(states + place * 2 + kept + row, total, mask=valid)
         tl.store(sums + place * WIDTH + row[:, None] * WIDTH + d[None, :], acc, mask=valid[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def merge_kernel(
     out,
     sums,
@@ -105,6 +111,7 @@ def merge_kernel(
     sinks,
     out_stride,
     segments,
+    kept,
     window,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -132,7 +139,7 @@ def merge_kernel(
     highest = sink
     lane = tl.arange(0, 32)
     for at in range(first, stop, 32):
-        place = (begin + at + lane) * (2 * ROWS) + row
+        place = (begin + at + lane) * (2 * kept) + row
         found = tl.load(states + place, mask=at + lane < stop, other=float("-inf"))
         highest = tl.maximum(highest, tl.max(found, 0))
     highest = finite(highest)
@@ -141,16 +148,16 @@ def merge_kernel(
     for at in range(first, stop, AT_ONCE):
         for i in tl.static_range(AT_ONCE):
             inside = (at + i < stop) & (head >= 0)
-            place = (begin + at + i) * ROWS
+            place = (begin + at + i) * kept
             factor = tl.load(states + place * 2 + row, mask=inside, other=float("-inf")) - highest
             factor = power_of_two(factor)
-            total += tl.load(states + place * 2 + ROWS + row, mask=inside, other=0.0) * factor
+            total += tl.load(states + place * 2 + kept + row, mask=inside, other=0.0) * factor
             acc += tl.load(sums + (place + row) * WIDTH + d, mask=inside & (d >= 0), other=0.0) * factor
     at = (start + token).to(tl.int64) * out_stride + head * HEAD_DIM
     tl.store(out + at + d, average(acc, total, LIFTED), mask=d < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def prefill_kernel(
     out,
     q,
@@ -229,6 +236,31 @@ def prefill_kernel(
     tl.store(out + at[:, None] + d[None, :], average(acc, total[:, None], scales is not None), mask=held)
 
 
+def decode_options(head_dim: int, group: int) -> dict[str, Any]:
+    """How `decode_kernel` is compiled: without spilling registers, on any GPU."""
+    wide = head_dim > 128
+    return {
+        "ROWS": max(16, triton.next_power_of_2(group)),
+        "TILE": 32 if wide else 64,
+        "STAGES": 3 if wide else 2,
+        "num_warps": 8 if wide else 4,
+        # The same bits, whatever else is compiled with it.
+        "enable_fp_fusion": False,
+    }
+
+
+def prefill_options(head_dim: int, group: int, quantised: bool) -> dict[str, Any]:
+    """As `decode_options`, for `prefill_kernel`."""
+    decode = decode_options(head_dim, group)
+    return decode | {
+        # Hopper multiplies 64 rows by another instruction, and might add in another order.
+        "ROWS": max(32, decode["ROWS"]),
+        "DECODE_ROWS": decode["ROWS"],
+        "STAGES": 2,
+        "num_warps": 4 if head_dim <= 64 or (head_dim <= 128 and not quantised) else 8,
+    }
+
+
 def paged_attention(
     out: torch.Tensor,
     q: torch.Tensor,
@@ -272,34 +304,33 @@ def paged_attention(
     assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
     memory = (codes[:, layer], None if scales is None else scales[:, layer])
     group = heads // kv_heads
-    rows = max(16, triton.next_power_of_2(group))
     width = triton.next_power_of_2(head_dim)
     segments = triton.cdiv(blocks * block_size, SEGMENT)
+    decode = decode_options(head_dim, group)
+    prefill = prefill_options(head_dim, group, scales is not None)
+    rows, most_rows = decode["ROWS"], most_queries * group
+    kept = min(rows // group, most_queries) * group
     shape = {"GROUP": group, "SEGMENT": SEGMENT, "HEAD_DIM": head_dim, "WIDTH": width, "WINDOW": window > 0}
     attend = shape | {
         "SOFTCAP": softcap > 0,
-        "TILE": 64 if width <= 128 else 32,
         "BLOCK_SIZE": block_size,
         "BLOCK_STRIDE": codes.stride(0),
         "PLANE": codes.stride(2) // kv_heads,
-        # The same bits, whatever else is compiled with it.
-        "enable_fp_fusion": False,
     }
     of_sequences = (tables, starts, contexts)
-    states = q.new_empty((sequences, kv_heads, segments, 2, rows), dtype=torch.float32)
-    sums = q.new_empty((sequences, kv_heads, segments, rows, width), dtype=torch.float32)
+    states = q.new_empty((sequences, kv_heads, segments, 2, kept), dtype=torch.float32)
+    sums = q.new_empty((sequences, kv_heads, segments, kept, width), dtype=torch.float32)
     decode_kernel[(sequences, kv_heads, min(segments, SPLITS))](
-        q, *memory, *of_sequences, sums, states, q.stride(0), blocks, segments, window, scale, softcap,
-        ROWS=rows, STAGES=2, num_warps=4, **attend,
+        q, *memory, *of_sequences, sums, states, q.stride(0), blocks, segments, kept, window, scale, softcap,
+        **attend, **decode,
     )  # fmt: skip
-    merge_kernel[(sequences, min(rows // group, most_queries), heads)](
-        out, sums, states, starts, contexts, sinks, out.stride(0), segments, window,
+    merge_kernel[(sequences, kept // group, heads)](
+        out, sums, states, starts, contexts, sinks, out.stride(0), segments, kept, window,
         ROWS=rows, AT_ONCE=AT_ONCE, LIFTED=scales is not None, num_warps=1, enable_fp_fusion=False, **shape,
     )  # fmt: skip
-    if most_queries * group > rows:
-        many = max(64, rows)
-        tiles = len(q) // (many // group) + sequences
+    if most_rows > rows:
+        tiles = len(q) // (prefill["ROWS"] // group) + sequences
         prefill_kernel[(tiles, kv_heads)](
             out, q, *memory, *of_sequences, sinks, out.stride(0), q.stride(0), sequences, blocks, window,
-            scale, softcap, DECODE_ROWS=rows, ROWS=many, STAGES=2, num_warps=4 if width <= 128 else 8, **attend,
+            scale, softcap, **attend, **prefill,
         )  # fmt: skip

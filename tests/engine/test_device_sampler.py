@@ -91,6 +91,15 @@ def test_only_allowed_tokens_are_chosen(vocab: int) -> None:
     assert len(found[2]) > 15
 
 
+def test_no_value_on_the_device_is_waited_for() -> None:
+    """Tensors on torch's meta device have none, and mix with no others."""
+    rows = [row(i, (i, i + 1), **parameters) for i, parameters in enumerate(PARAMETERS)]
+    logits = torch.empty(len(rows), 100, device="meta")
+    ids, finite = sample_rows(logits, rows, torch.empty(len(rows), 4, dtype=torch.int32, device="meta"))
+    assert ids.shape == (2 * len(rows),)
+    assert ids.device == finite.device == logits.device
+
+
 def test_no_seeds_no_ids() -> None:
     ids, finite = sample_rows(torch.zeros(2, 5), [row(0, ()), row(1, ())])
     assert ids.shape == (0,)

@@ -9,7 +9,7 @@ from appliance.kernels import gated_product as products
 from appliance.kernels.gated_product.gpu import Activation, gated_product
 from appliance.kernels.kv_layout import KVGroup, KVLayout, codes_and_scales
 from appliance.kernels.moe import route as route_reference
-from appliance.kernels.moe.gpu import route, sort_by_expert
+from appliance.kernels.moe.gpu import combine, route, sort_by_expert
 from appliance.kernels.paged_attention import kv_write
 from appliance.kernels.qkv.gpu import QKNorm, finish_qkv
 from appliance.kernels.rms_norm import rms_norm as norm_reference
@@ -204,6 +204,11 @@ def test_route_takes_the_first_of_equals_and_names_experts_that_there_are() -> N
     assert weights[1].isnan().all()
 
 
+def test_sorting_waits_for_no_value_on_the_device() -> None:
+    order, offsets = sort_by_expert(torch.empty(5, 2, dtype=torch.int32, device="meta"), 8)
+    assert (order.shape, offsets.shape, offsets.dtype) == ((10,), (9,), torch.int32)
+
+
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(0, 4, 2), (1, 8, 2), (33, 5, 3), (16, 128, 8)])
 def test_choices_are_sorted_by_expert_and_then_by_row(rows: int, experts: int, top_k: int) -> None:
     chosen = (
@@ -214,3 +219,16 @@ def test_choices_are_sorted_by_expert_and_then_by_row(rows: int, experts: int, t
     for expert in range(experts):
         found = order[offsets[expert] : offsets[expert + 1]]
         assert torch.equal(found, (chosen.flatten() == expert).nonzero().flatten())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "top_k", "width"), [(1, 1, 16), (3, 4, 576), (5, 2, 1030)])
+def test_combine_adds_up_what_a_rows_experts_made_of_it(
+    rows: int, top_k: int, width: int, dtype: torch.dtype
+) -> None:
+    parts, weights = torch.randn(rows * top_k, width).to(dtype), torch.rand(rows, top_k)
+    out = strided(rows, width, dtype)
+    combine(out, parts, weights)
+    expected = (parts.float().view(rows, top_k, width) * weights.unsqueeze(-1)).sum(1)
+    assert (out.float() - expected).abs().max() <= tolerance(expected, dtype)
+    check_surroundings(out)
