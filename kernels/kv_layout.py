@@ -62,9 +62,8 @@ class KVLayout:
     def view(self, group: int, memory: torch.Tensor) -> torch.Tensor:
         """Memory of some blocks, uint8, as a pool."""
         g = self.groups[group]
-        of_head = (self.block_size, g.head_dim)
-        if g.dtype is torch.int8:
-            of_head = (self.block_size * g.token_bytes,)
+        tokens = (self.block_size, g.head_dim)
+        of_head = (self.block_size * g.token_bytes,) if g.dtype is torch.int8 else tokens
         return memory.view(g.dtype).view(-1, len(g.layers), 2, g.kv_heads, *of_head)
 
     def place(self, layer: int) -> tuple[int, int]:
@@ -81,5 +80,6 @@ def codes_and_scales(pool: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, t
     Returns:
         int8 [block, layer, 2, kv_head, token, head_dim] and float32 [block, layer, 2, kv_head, token].
     """
-    codes = pool.shape[-1] // (head_dim + 4) * head_dim
-    return pool[..., :codes].unflatten(-1, (-1, head_dim)), pool.view(torch.float32)[..., codes // 4 :]
+    tokens = pool.shape[-1] // (head_dim + 4)
+    codes = pool[..., : tokens * head_dim].view(*pool.shape[:-1], tokens, head_dim)
+    return codes, pool.view(torch.float32)[..., tokens * head_dim // 4 :]

@@ -18,6 +18,7 @@ from appliance.kernels.paged_attention import gpu
 from appliance.kernels.paged_attention import paged_attention as reference
 from appliance.kernels.paged_attention.gpu import paged_attention
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LAYERS, LAYER = 3, 1
 Part = tuple[int, int, int]
 """A sequence, and the positions of its first token in the batch and after the last."""

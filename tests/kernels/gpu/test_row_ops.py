@@ -16,6 +16,8 @@ from appliance.kernels.rms_norm import rms_norm as norm_reference
 from appliance.kernels.rms_norm.gpu import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
 
+# What infinities and what is not a number do in the interpreter's numpy, it says.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = (torch.float16, torch.float32)
 
 
