@@ -244,6 +244,8 @@ def decode_options(head_dim: int, group: int) -> dict[str, Any]:
         "TILE": 32 if wide else 64,
         "STAGES": 3 if wide else 2,
         "num_warps": 8 if wide else 4,
+        # Of small tiles, the assembler would spill some registers to fit one more program beside the others.
+        "maxnreg": 168 if head_dim <= 64 else None,
         # The same bits, whatever else is compiled with it.
         "enable_fp_fusion": False,
     }
@@ -258,6 +260,7 @@ def prefill_options(head_dim: int, group: int, quantised: bool) -> dict[str, Any
         "DECODE_ROWS": decode["ROWS"],
         "STAGES": 2,
         "num_warps": 4 if head_dim <= 64 or (head_dim <= 128 and not quantised) else 8,
+        "maxnreg": 255 if head_dim <= 64 else None,
     }
 
 
