@@ -17,7 +17,7 @@ def score(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> tuple
         token_ids: one per row.
     """
     logprobs = torch.log_softmax(logits.double(), dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids).unsqueeze(1))
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
     ranks = ((logprobs > chosen).sum(dim=-1) + 1).tolist()
     values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
     rows = zip(token_ids, chosen.flatten().tolist(), ranks, ids.tolist(), values.tolist(), strict=True)

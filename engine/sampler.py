@@ -12,7 +12,7 @@ from appliance.engine.types import PlanRow, RowResult
 
 # Nearly always the nucleus lies within this many tokens, and the rest of the vocabulary need not be sorted.
 _NUCLEUS_GUESS = 512
-_XTC_STREAM = 1
+XTC_STREAM = 1
 
 
 def is_greedy(row: PlanRow) -> bool:
@@ -31,7 +31,7 @@ def sample(logits: torch.Tensor, row: PlanRow) -> RowResult:
     """
     if not bool(logits.isfinite().all()):
         return RowResult((0,), failed=True)
-    ruled = apply_rules(logits, row)
+    ruled = apply_rules(logits.unsqueeze(0), [row])[0]
     if row.sampling.temperature == 0:
         ids = [int(ruled.argmax())] * len(row.seeds)
     else:
@@ -53,7 +53,7 @@ def _draw(logits: torch.Tensor, sampling: SamplingParams, seed: int, position: i
     # Shifted first: a tiny temperature must not make infinities of differences.
     shifted = (logits.double() - logits.max()) / sampling.temperature
     probabilities = torch.softmax(shifted, dim=-1)
-    excludes = keyed_uniform(seed, position, _XTC_STREAM) < sampling.xtc_probability
+    excludes = keyed_uniform(seed, position, XTC_STREAM) < sampling.xtc_probability
     if sampling.top_k <= 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0 and not excludes:
         return _invert(probabilities, uniform)
     kept, token_ids = _most_likely(probabilities, sampling)

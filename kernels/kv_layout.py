@@ -29,12 +29,18 @@ class KVGroup:
     dtype: torch.dtype
     window: int = 0
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys (or values) in one layer and head; int8 ones have a float32 scale."""
+        return self.head_dim * self.dtype.itemsize + (4 if self.dtype is torch.int8 else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Shapes of the pools: `[block, layer, 2, kv_head, token, head_dim]`, index 0 of the 2 being keys.
 
-    So a block is the one unit of allocation, sharing, swapping and giving back.
+    So a block is the one unit of allocation, sharing, swapping and giving back. Of int8 pools, the last two dimensions
+    are one: codes [token, head_dim], and behind them as bytes their float32 scales [token].
     """
 
     groups: tuple[KVGroup, ...]
@@ -47,13 +53,18 @@ class KVLayout:
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of `group`: `block_size` tokens of keys and values in all its layers."""
         g = self.groups[group]
-        return len(g.layers) * 2 * g.kv_heads * self.block_size * g.head_dim * g.dtype.itemsize
+        return len(g.layers) * 2 * g.kv_heads * self.block_size * g.token_bytes
 
     def allocate(self, group: int, num_blocks: int) -> torch.Tensor:
         """A zeroed pool in host memory; its pages take no memory before they are written."""
+        return self.view(group, anonymous(num_blocks * self.block_bytes(group)))
+
+    def view(self, group: int, memory: torch.Tensor) -> torch.Tensor:
+        """Memory of some blocks, uint8, as a pool."""
         g = self.groups[group]
-        shape = (num_blocks, len(g.layers), 2, g.kv_heads, self.block_size, g.head_dim)
-        return anonymous(num_blocks * self.block_bytes(group)).view(g.dtype).view(shape)
+        tokens = (self.block_size, g.head_dim)
+        of_head = (self.block_size * g.token_bytes,) if g.dtype is torch.int8 else tokens
+        return memory.view(g.dtype).view(-1, len(g.layers), 2, g.kv_heads, *of_head)
 
     def place(self, layer: int) -> tuple[int, int]:
         """(group, index within the group) of a decoder layer."""
@@ -61,3 +72,14 @@ class KVLayout:
             if layer in group.layers:
                 return index, group.layers.index(layer)
         raise KeyError(f"layer {layer} is in no KV group")
+
+
+def codes_and_scales(pool: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of an int8 pool, of which code · scale is a key or value.
+
+    Returns:
+        int8 [block, layer, 2, kv_head, token, head_dim] and float32 [block, layer, 2, kv_head, token].
+    """
+    tokens = pool.shape[-1] // (head_dim + 4)
+    codes = pool[..., : tokens * head_dim].view(*pool.shape[:-1], tokens, head_dim)
+    return codes, pool.view(torch.float32)[..., tokens * head_dim // 4 :]

@@ -26,7 +26,7 @@ def rules(logits: torch.Tensor, context: list[int], num_prompt: int, **changes: 
         "r", (0,), 0, ((0,),), True, sampling, (0,), num_prompt=num_prompt, context=tuple(context), **extra
     )
     before = logits.clone()
-    out = apply_rules(logits, row)
+    out = apply_rules(logits.unsqueeze(0), [row])[0]
     assert torch.equal(logits, before), "the model's own logits were changed"
     return out
 
