@@ -77,4 +77,3 @@ def _inputs(weight: QuantTensor, group: int, columns: int) -> torch.Tensor | Non
         torch.arange(width) if weight.permutation is None else weight.permutation
     ).int()
     return inputs
-

@@ -16,12 +16,13 @@ from appliance.kernels.linear import cpu
 from appliance.kernels.linear.cpu import MatrixLayout, PackedMatrix, Precision
 from appliance.quant.packed import pack
 from appliance.quant.packing import packed_bytes
-from appliance.quant.tensor import DenseTensor, QuantTensor, Weight
+from appliance.quant.tensor import DenseTensor, Weight
 
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Outputs, inputs and size of a group: whole and partial blocks, groups and chunks, and groups that need padding.
 SHAPES = ((1, 1, 16), (5, 31, 32), (16, 64, 64), (17, 100, 48), (33, 608, 32), (20, 320, 128), (16, 600, 600))
+
 
 @pytest.fixture(params=ISAS, autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:

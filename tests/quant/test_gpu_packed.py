@@ -13,8 +13,17 @@ from appliance.quant.gpu_packed import pack_for_gpu
 from appliance.quant.packing import unpack_codes as unpack_stream
 from appliance.quant.tensor import QuantTensor
 
-# Outputs, inputs and size of a group: partial tiles and blocks, groups that fit and that are padded, one for all inputs.
-SHAPES = ((1, 1, 16), (65, 31, 16), (64, 200, 32), (3, 300, 64), (130, 256, 128), (5, 576, 576), (7, 600, 256), (9, 100, 48))
+# Outputs, inputs and size of a group: partial tiles and blocks, groups that fit, that are padded, that are all inputs.
+SHAPES = (
+    (1, 1, 16),
+    (65, 31, 16),
+    (64, 200, 32),
+    (3, 300, 64),
+    (130, 256, 128),
+    (5, 576, 576),
+    (7, 600, 256),
+    (9, 100, 48),
+)
 GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
 
 

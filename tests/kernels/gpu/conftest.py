@@ -1,4 +1,4 @@
-"""Triton's interpreter runs these kernels on the CPU. It is chosen when a kernel is decorated, so before any is imported."""
+"""Triton's interpreter runs these kernels on the CPU; it must be chosen before a kernel is imported."""
 
 from __future__ import annotations
 

@@ -18,7 +18,15 @@ from appliance.quant.gpu_packed import pack_for_gpu
 from appliance.quant.tensor import QuantTensor
 
 # Outputs, inputs, size of a group.
-SHAPES = ((1, 1, 16), (65, 168, 16), (33, 256, 128), (64, 320, 64), (7, 576, 576), (3, 600, 256), (130, 128, 32))
+SHAPES = (
+    (1, 1, 16),
+    (65, 168, 16),
+    (33, 256, 128),
+    (64, 320, 64),
+    (7, 576, 576),
+    (3, 600, 256),
+    (130, 128, 32),
+)
 GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
 DTYPES = (torch.float16, torch.bfloat16)
 
