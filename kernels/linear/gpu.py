@@ -23,7 +23,7 @@ _ENOUGH_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes: a tile of outputs of so many rows of x and of the matrix, and with what."""
+    """What one program computes: a tile of outputs of so many rows of x and of the matrix (64 or a part), and with what."""
 
     x_rows: int
     matrix_rows: int
@@ -39,7 +39,6 @@ TILES = (
     Tile(16, 64, 2, 4),
     Tile(32, 64, 2, 4),
     Tile(64, 64, 4, 3, splits_inside=True),
-    Tile(128, 64, 8, 3, splits_inside=True),
 )
 
 
