@@ -12,7 +12,7 @@ $(shell rm -f $(VENV)/.installed $(VENV)/.installed-dev)
 endif
 endif
 
-.PHONY: serve test check sanitize format bench clean
+.PHONY: serve test check sanitize gpu-report format bench clean
 
 # Serves the starter model on http://127.0.0.1:8000, e.g. `make serve ARGS="--port 9000"`.
 serve: $(VENV)/.installed
@@ -55,6 +55,17 @@ sanitize: $(VENV)/.installed-dev
 	tests() { LD_PRELOAD="$$preload" $(CURDIR)/$(BIN)/python -S -m pytest -q --capture=sys -c $(CURDIR)/pyproject.toml "$$@"; }; \
 	tests $(CURDIR)/tests/kernels/test_attention_cpu.py & \
 	tests $(NATIVE_TESTS); code=$$?; wait $$! && exit $$code
+
+# The GPU's kernels compiled without one, by the lowest and the highest Triton that torch brings; fails where they got worse
+# than benchmarks/gpu_report/kept.json says.
+TRITONS := 3.6.0 3.7.1
+gpu-report: $(TRITONS:%=build/triton/%)
+	code=0; for triton in $(TRITONS); do \
+	    PYTHONPATH=build/triton/$$triton $(BIN)/python -m benchmarks.gpu_report $(ARGS) || code=1; \
+	done; exit $$code
+
+build/triton/%: | $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --no-deps --target $@ triton==$*
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

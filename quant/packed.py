@@ -73,22 +73,15 @@ def _with_plain_numbers(weight: QuantTensor) -> QuantTensor:
         each is not None and each.dtype is not torch.float16 for each in (scales, biases)
     ):
         assert weight.sub_scales is not None
-        scales = _of_groups(weight, scales) * weight.sub_scales
+        scales = weight.of_groups(scales.float()) * weight.sub_scales
         if biases is not None and weight.sub_biases is not None:
-            biases = _of_groups(weight, biases) * weight.sub_biases
+            biases = weight.of_groups(biases.float()) * weight.sub_biases
         mode = Mode.AFFINE if biases is not None else Mode.SYM if scheme.codebook is None else scheme.mode
         scheme = replace(scheme, mode=mode, super_size=0)
         return replace(weight, scheme=scheme, scales=scales, biases=biases, sub_scales=None, sub_biases=None)
     if biases is not None and biases.dtype is not scales.dtype:
         return replace(weight, scales=scales.float(), biases=biases.float())
     return weight
-
-
-def _of_groups(weight: QuantTensor, of_supers: torch.Tensor) -> torch.Tensor:
-    """float32 [N, super-blocks] → [N, groups]."""
-    scheme = weight.scheme
-    groups = -(-weight.shape[1] // scheme.group_size)
-    return of_supers.float().repeat_interleave(scheme.super_size // scheme.group_size, dim=1)[:, :groups]
 
 
 def _with_codebook(

@@ -76,9 +76,9 @@ class QuantTensor:
         rows, columns = self.shape
         scales, biases = self.scales.float(), None if self.biases is None else self.biases.float()
         if self.sub_scales is not None:
-            scales = self._of_groups(scales) * self.sub_scales
+            scales = self.of_groups(scales) * self.sub_scales
         if biases is not None and self.sub_biases is not None:
-            biases = self._of_groups(biases) * self.sub_biases
+            biases = self.of_groups(biases) * self.sub_biases
         weights = self._grouped(self._values())
         weights *= scales.unsqueeze(-1)
         if biases is not None:
@@ -113,7 +113,7 @@ class QuantTensor:
             values = torch.nn.functional.pad(values, (0, missing))
         return values.view(len(values), -1, self.scheme.group_size)
 
-    def _of_groups(self, per_super: torch.Tensor) -> torch.Tensor:
+    def of_groups(self, per_super: torch.Tensor) -> torch.Tensor:
         """[N, super-blocks] → [N, G]."""
         repeated = per_super.repeat_interleave(self.scheme.super_size // self.scheme.group_size, dim=1)
         return repeated[:, : -(-self.shape[1] // self.scheme.group_size)]

@@ -32,7 +32,7 @@ def _scores(products, key_scales, scale, softcap, SOFTCAP: tl.constexpr):
         # tanh(x) = 1 - 2 / (1 + exp(2 x)), which infinities do no harm.
         doubled = products * (scale / softcap * 2.0 * _LOG2E)
         return (1.0 - 2.0 / (1.0 + tl.exp2(doubled))) * (softcap * _LOG2E)
-    else:  # noqa: RET505
+    else:
         return products * (scale * _LOG2E)
 
 

@@ -9,31 +9,19 @@ from typing import get_args
 
 import pytest
 import torch
+from random_weights import SCHEMES, random_weight
 
 from appliance.kernels import native
 from appliance.kernels.linear import cpu
 from appliance.kernels.linear.cpu import MatrixLayout, PackedMatrix, Precision
 from appliance.quant.packed import pack
-from appliance.quant.packing import pack_codes, packed_bytes
-from appliance.quant.scheme import BITS, Codebook, Mode, QuantScheme
-from appliance.quant.tensor import DenseTensor, QuantTensor, Weight
+from appliance.quant.packing import packed_bytes
+from appliance.quant.tensor import DenseTensor, Weight
 
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Outputs, inputs and size of a group: whole and partial blocks, groups and chunks, and groups that need padding.
 SHAPES = ((1, 1, 16), (5, 31, 32), (16, 64, 64), (17, 100, 48), (33, 608, 32), (20, 320, 128), (16, 600, 600))
-SCHEMES = {
-    **{f"sym{bits}": QuantScheme(bits, 32, Mode.SYM) for bits in BITS},
-    **{f"zp{bits}": QuantScheme(bits, 32, Mode.ZP) for bits in BITS},
-    **{f"affine{bits}": QuantScheme(bits, 32, Mode.AFFINE) for bits in (4, 5)},
-    "iq4_nl": QuantScheme(4, 32, Mode.CODEBOOK, codebook=Codebook.IQ4_NL),
-    "e2m1": QuantScheme(4, 32, Mode.CODEBOOK, codebook=Codebook.E2M1),
-    "e4m3": QuantScheme(8, 32, Mode.CODEBOOK, codebook=Codebook.E4M3),
-    "iq4_xs": QuantScheme(4, 32, Mode.CODEBOOK, codebook=Codebook.IQ4_NL, super_size=256),
-    "kquant4": QuantScheme(4, 32, Mode.KQUANT, super_size=256),
-    "kquant6": QuantScheme(6, 16, Mode.KQUANT, super_size=256),
-}
-WITH_BIASES = ("affine4", "affine5", "kquant4")
 
 
 @pytest.fixture(params=ISAS, autouse=True)
@@ -54,37 +42,6 @@ def allocate(size: int) -> torch.Tensor:
     raw = torch.full((size + cpu.ALIGNMENT,), 0xA5, dtype=torch.uint8)
     start = -raw.data_ptr() % cpu.ALIGNMENT
     return raw[start : start + size]
-
-
-def random_weight(
-    name: str, rows: int, columns: int, group_size: int, dtype: torch.dtype = torch.float16
-) -> QuantTensor:
-    scheme = SCHEMES[name]
-    if not scheme.super_size:
-        scheme = dataclasses.replace(scheme, group_size=group_size)
-    groups = -(-columns // scheme.group_size)
-    supers = -(-columns // scheme.super_size) if scheme.super_size else groups
-    codes = torch.randint(0, 1 << scheme.bits, (rows, columns), dtype=torch.uint8)
-    if scheme.codebook is Codebook.E4M3:
-        codes[codes & 0x7F == 0x7F] = 0x80
-    if scheme.codebook is Codebook.E2M1:
-        dtype = torch.bfloat16
-
-    def subs() -> torch.Tensor | None:
-        return torch.randint(-128, 128, (rows, groups), dtype=torch.int8) if scheme.super_size else None
-
-    zeros = torch.randint(0, 256, (rows, groups), dtype=torch.uint8)
-    biased = name in WITH_BIASES
-    return QuantTensor(
-        pack_codes(codes, scheme.bits),
-        (torch.rand(rows, supers) - 0.3).to(dtype),
-        (rows, columns),
-        scheme,
-        zeros=zeros if scheme.mode is Mode.ZP else None,
-        biases=torch.randn(rows, supers).to(dtype) if biased else None,
-        sub_scales=subs(),
-        sub_biases=subs() if biased else None,
-    )
 
 
 def rounded(matrix: PackedMatrix, x: torch.Tensor, precision: Precision) -> torch.Tensor:

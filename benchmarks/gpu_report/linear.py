@@ -1,0 +1,76 @@
+"""Products with quantised matrices as they are compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.kernels.linear import gpu
+from benchmarks.gpu_report.compile import Variant
+
+_ARGUMENTS = {
+    "x_ptr": "*{x}:16",
+    "codes_ptr": "*i32:16",
+    "scales_ptr": "*fp16:16",
+    "zeros_ptr": "constant",
+    "biases_ptr": "constant",
+    "super_scales_ptr": "constant",
+    "super_biases_ptr": "constant",
+    "table_ptr": "constant",
+    "sums_ptr": "constant",
+    "bias_ptr": "constant",
+    "out_ptr": "*{x}:16",
+    "M": "i32",
+    "N": "i32:16",
+    "K": "i32:16",
+    "blocks": "i32",
+    "padded_n": "i32:16",
+    "x_stride": "i32:16",
+    "out_stride": "i32:16",
+    "splits": "i32",
+}
+_BIASED = {"biases_ptr": "*fp16:16", "sums_ptr": "*fp32:16"}
+_SUPERS = {"scales_ptr": "*i8:16", "super_scales_ptr": "*fp16:16"}
+# Bits, group, super-block and what else there is.
+_SCHEMES: dict[str, tuple[int, int, int, dict[str, str]]] = {
+    "sym4 g128": (4, 128, 0, {}),
+    "zp4 g128": (4, 128, 0, {"zeros_ptr": "*u8:16"}),
+    "sym4 g32": (4, 32, 0, {}),
+    "affine4 g32": (4, 32, 0, _BIASED),
+    "kquant4 g32": (
+        4,
+        32,
+        256,
+        {**_SUPERS, **_BIASED, "biases_ptr": "*i8:16", "super_biases_ptr": "*fp16:16"},
+    ),
+    "kquant4 g16": (4, 16, 256, _SUPERS),
+    "table4 g32": (4, 32, 0, {"table_ptr": "*i32:16"}),
+    "sym8 g32": (8, 32, 0, {}),
+    "kquant6 g16": (8, 16, 256, _SUPERS),
+}
+# Of a lane, for a weight; of those that a model's layers are mostly made of.
+_MOST = {"sym4 g128": 3.0, "zp4 g128": 3.0}
+
+
+def _variant(scheme: str, x: str, tile: gpu.Tile) -> Variant:
+    bits, group, super_group, arguments = _SCHEMES[scheme]
+    splits = {} if tile.splits_inside else {"out_ptr": "*fp32:16"}
+    types = {name: kind.format(x=x) for name, kind in {**_ARGUMENTS, **arguments, **splits}.items()}
+    constants: dict[str, Any] = {name: None for name, kind in types.items() if kind == "constant"}
+    constants |= gpu.constants(bits, group, super_group, 8, tile, splits=4)
+    types |= dict.fromkeys(constants, "constant")
+    few = tile.x_rows == gpu.TILES[0].x_rows
+    return Variant(
+        name=f"linear {scheme} {x} {tile.x_rows}x{tile.matrix_rows}",
+        kernel=gpu.product_kernel,
+        types=types,
+        constants=constants,
+        warps=tile.warps,
+        work=tile.matrix_rows * 512 // bits if few else 0,
+        most=_MOST.get(scheme, float("inf")),
+    )
+
+
+LINEAR = [
+    *(_variant(scheme, x, gpu.TILES[0]) for scheme in _SCHEMES for x in ("fp16", "bf16")),
+    *(_variant(scheme, "fp16", tile) for scheme in ("zp4 g128", "kquant4 g32") for tile in gpu.TILES[1:]),
+]

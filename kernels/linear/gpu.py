@@ -1,0 +1,257 @@
+"""Products with quantised matrices on the GPU, in Triton.
+
+The weights are the left operand of the tensor cores' products, so a batch is padded to no more than 8. A row's result
+is added up in an order that depends on the matrix alone: within a group, then the groups of a split, then the splits.
+Splits are of the matrix's columns, and computed at the same time where there are few rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from appliance.kernels.linear.gpu_block import add_block
+from appliance.kernels.linear.gpu_matrix import GpuMatrix
+
+# Programs that are enough for every multiprocessor, and blocks that are enough for one.
+_ENOUGH_PROGRAMS = 192
+_ENOUGH_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program computes: outputs of so many rows of x and of the matrix (64 or a part), and with what."""
+
+    x_rows: int
+    matrix_rows: int
+    warps: int
+    stages: int
+    splits_inside: bool = False
+    """Whether the program goes through all the splits; otherwise they are programs of their own."""
+
+
+# Ascending; the last one is repeated. One for every device, until they are measured.
+TILES = (
+    Tile(8, 64, 2, 4),
+    Tile(16, 64, 2, 4),
+    Tile(32, 64, 2, 4),
+    Tile(64, 64, 4, 3, splits_inside=True),
+)
+
+
+def tile_for(rows: int) -> Tile:
+    """The tile for so many rows of x."""
+    return next((tile for tile in TILES if tile.x_rows >= rows), TILES[-1])
+
+
+def num_splits(matrix: GpuMatrix) -> int:
+    """Into how many parts a product's columns are split: of the matrix's shape alone, and so the order of additions."""
+    tiles, blocks = matrix.codes.shape[:2]
+    splits = 1
+    while tiles * splits < _ENOUGH_PROGRAMS and blocks >= 2 * splits * _ENOUGH_BLOCKS:
+        splits *= 2
+    return splits
+
+
+def multiply(
+    matrix: GpuMatrix,
+    x: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """x · Wᵀ + bias.
+
+    Args:
+        x: float16 or bfloat16 [M, matrix.input_width], rows contiguous; M may be 0.
+        bias: float32 [matrix.rows], or None.
+        out: float16, bfloat16 or float32 [M, matrix.rows], rows contiguous; None for a new one of x's type.
+        tile: None for `tile_for(M)`.
+
+    Returns:
+        out.
+    """
+    rows = len(x)
+    out = x.new_empty(rows, matrix.rows) if out is None else out
+    assert x.dtype in (torch.float16, torch.bfloat16)
+    assert x.shape == (rows, matrix.input_width)
+    assert out.shape == (rows, matrix.rows)
+    assert x.stride(1) == out.stride(1) == 1
+    if rows == 0:
+        return out
+    tile = tile or tile_for(rows)
+    if matrix.inputs is not None:
+        x = _gather(x, matrix.inputs)
+    zero = 0 if matrix.biases is not None else matrix.zero
+    blocks, splits = matrix.codes.shape[1], num_splits(matrix)
+    apart = splits > 1 and not tile.splits_inside
+    target = out.new_empty(splits, rows, matrix.rows, dtype=torch.float32) if apart else out
+    grid = (-(-matrix.rows // tile.matrix_rows), splits if apart else 1, -(-rows // tile.x_rows))
+    product_kernel[grid](
+        x,
+        matrix.codes,
+        matrix.scales,
+        matrix.zeros,
+        matrix.biases,
+        matrix.super_scales,
+        matrix.super_biases,
+        matrix.table,
+        None if matrix.biases is None else _run_sums(matrix, x),
+        None if apart else bias,
+        target,
+        rows,
+        matrix.rows,
+        matrix.columns,
+        blocks,
+        matrix.scales.shape[1],
+        x.stride(0),
+        target.stride(-2),
+        splits,
+        **constants(matrix.bits, matrix.group, matrix.super_group, zero, tile, splits),
+        num_warps=tile.warps,
+    )
+    if apart:
+        columns = 1024
+        _merge[(rows, -(-matrix.rows // columns))](
+            target, bias, out, rows, matrix.rows, splits, out.stride(0), COLUMNS=columns
+        )
+    return out
+
+
+def constants(
+    bits: int, group: int, super_group: int, zero: int, tile: Tile, splits: int
+) -> dict[str, int | bool]:
+    """What the kernel of a product is compiled for; of `GpuMatrix`, and of how it is multiplied."""
+    return {
+        "BITS": bits,
+        "GROUP": group,
+        "SUPER": super_group,
+        "ZERO": zero,
+        "BM": tile.x_rows,
+        "BN": tile.matrix_rows,
+        "STAGES": tile.stages,
+        "SPLIT": splits > 1,
+        "INSIDE": splits > 1 and tile.splits_inside,
+    }
+
+
+def _gather(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """[M, K] → [M, columns]: what each column multiplies."""
+    gathered = x.new_empty(len(x), len(inputs))
+    columns = 1024
+    _gather_columns[(len(x), -(-len(inputs) // columns))](
+        x, inputs, gathered, len(inputs), x.stride(0), COLUMNS=columns
+    )
+    return gathered
+
+
+def _run_sums(matrix: GpuMatrix, x: torch.Tensor) -> torch.Tensor:
+    """float32 [M, runs]: sums of the columns that share their bias and their block."""
+    run = min(matrix.group, matrix.block)
+    runs = matrix.codes.shape[1] * (matrix.block // run)
+    sums = x.new_empty(len(x), runs, dtype=torch.float32)
+    at_once = 2048 // run
+    _sum_runs[(len(x), -(-runs // at_once))](
+        x, sums, matrix.columns, runs, x.stride(0), RUN=run, AT_ONCE=at_once
+    )
+    return sums
+
+
+@triton.jit
+def product_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    biases_ptr,
+    super_scales_ptr,
+    super_biases_ptr,
+    table_ptr,
+    sums_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    blocks,
+    padded_n,
+    x_stride,
+    out_stride,
+    splits,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SUPER: tl.constexpr,
+    ZERO: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    INSIDE: tl.constexpr,
+):
+    """out [M, N], or with splits apart float32 [splits, M, N].
+
+    Args of the kernel are fields of `GpuMatrix`; `sums_ptr` is float32 [M, runs].
+    """
+    n = tl.program_id(0) * BN
+    m = tl.program_id(2) * BM + tl.arange(0, BM)
+    row = n + tl.arange(0, BN)
+    tile_rows: tl.constexpr = 64
+    words = codes_ptr + (n // tile_rows).to(tl.int64) * blocks * (tile_rows * 16)
+    words += (row % tile_rows)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    per_split = tl.cdiv(blocks, splits)
+    total = tl.zeros((BN, BM), tl.float32)
+    # One, but for splits inside.
+    for index in range(splits if INSIDE else 1):
+        split = index if INSIDE else tl.program_id(1)
+        first = split * per_split
+        acc = tl.zeros((BN, BM), tl.float32)
+        for block in tl.range(first, tl.minimum(first + per_split, blocks), num_stages=STAGES):
+            acc = add_block(
+                acc, tl.load(words + block * (tile_rows * 16)), x_ptr, scales_ptr, zeros_ptr, biases_ptr,
+                super_scales_ptr, super_biases_ptr, table_ptr, sums_ptr,
+                m, row, block, M, K, blocks, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
+            )  # fmt: skip
+        total = total + acc if INSIDE else acc
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + row, mask=row < N, other=0.0)[:, None]
+    target = out_ptr + m.to(tl.int64)[None, :] * out_stride + row[:, None]
+    if SPLIT and not INSIDE:
+        target += tl.program_id(1).to(tl.int64) * M * N
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (row[:, None] < N))
+
+
+@triton.jit
+def _merge(parts_ptr, bias_ptr, out_ptr, M, N, splits, out_stride, COLUMNS: tl.constexpr):
+    """The sum of float32 [splits, M, N] in their order, and the bias, to [M, N]."""
+    m = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for split in range(splits):
+        total += tl.load(parts_ptr + (m + split * M) * N + n, mask=n < N, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + n, mask=n < N, other=0.0)
+    tl.store(out_ptr + m * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _gather_columns(x_ptr, inputs_ptr, out_ptr, columns, x_stride, COLUMNS: tl.constexpr):
+    """out [M, columns]: of each row of x what `inputs` says, nothing where it is negative."""
+    m = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place = tl.load(inputs_ptr + column, mask=column < columns, other=-1)
+    x = tl.load(x_ptr + m * x_stride + place, mask=place >= 0, other=0.0)
+    tl.store(out_ptr + m * columns + column, x, mask=column < columns)
+
+
+@triton.jit
+def _sum_runs(x_ptr, sums_ptr, K, runs, x_stride, RUN: tl.constexpr, AT_ONCE: tl.constexpr):
+    """sums float32 [M, runs] of RUN columns each of x, the last ones padded with zeros."""
+    m = tl.program_id(0)
+    run = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    k = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    x = tl.load(x_ptr + m * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(sums_ptr + m * runs + run, tl.sum(x, 1), mask=run < runs)

@@ -1,0 +1,79 @@
+"""Quantised weights of every scheme as matrices of the GPU kernels, without loss."""
+
+from __future__ import annotations
+
+import torch
+
+from appliance.kernels.linear import gpu_matrix
+from appliance.kernels.linear.gpu_matrix import GROUPS, GpuMatrix, block_columns
+from appliance.quant.packing import pack_codes, unpack_codes
+from appliance.quant.tensor import QuantTensor
+
+
+def pack_for_gpu(weight: QuantTensor) -> GpuMatrix | None:
+    """The same weights for GPU kernels; None for code books of 8 bits, whose weights are dense there.
+
+    Codes of fewer bits than 4 take 4, of more take 8.
+    """
+    scheme, (rows, width) = weight.scheme, weight.shape
+    bits = 4 if scheme.bits <= 4 else 8
+    if scheme.codebook is not None and bits == 8:
+        return None
+    group = _padded_group(weight, bits)
+    is_padded = width > scheme.group_size != group
+    columns = -(-width // scheme.group_size) * group if is_padded else width
+    inputs, codes = _inputs(weight, group, columns), weight.codes
+    if scheme.bits != bits or columns != width:
+        bytes_ = codes.new_zeros(rows, columns)
+        bytes_[:, _columns(weight, group)] = unpack_codes(codes, scheme.bits, width)
+        codes = pack_codes(bytes_, bits)
+    scales, biases, supers, super_group = weight.scales, weight.biases, {}, 0
+    if weight.sub_scales is not None:
+        super_group = scheme.super_size // scheme.group_size * group
+        if super_group % block_columns(bits):
+            scales, super_group = weight.of_groups(scales.float()) * weight.sub_scales, 0
+            if biases is not None and weight.sub_biases is not None:
+                biases = weight.of_groups(biases.float()) * weight.sub_biases
+        else:
+            supers = {"super_scales": scales, "super_biases": biases}
+            scales, biases = weight.sub_scales, weight.sub_biases
+    return gpu_matrix.pack(
+        codes,
+        scales,
+        bits=bits,
+        columns=columns,
+        group=group,
+        zero=1 << (scheme.bits - 1),
+        zeros=weight.zeros,
+        biases=biases,
+        super_group=super_group,
+        table=None if scheme.codebook is None else scheme.codebook.values,
+        inputs=inputs,
+        input_width=width,
+        **supers,
+    )
+
+
+def _padded_group(weight: QuantTensor, bits: int) -> int:
+    """The least group that kernels can have which holds one of the weight's."""
+    size, block = min(weight.scheme.group_size, weight.shape[1]), block_columns(bits)
+    if weight.shape[1] <= weight.scheme.group_size:
+        return -(-size // block) * block
+    return next((group for group in GROUPS if group >= size), -(-size // block) * block)
+
+
+def _columns(weight: QuantTensor, group: int) -> torch.Tensor:
+    """int64 [K]: where each column is, groups being padded."""
+    column, size = torch.arange(weight.shape[1]), weight.scheme.group_size
+    return column // size * group + column % size
+
+
+def _inputs(weight: QuantTensor, group: int, columns: int) -> torch.Tensor | None:
+    width = weight.shape[1]
+    if weight.permutation is None and columns == width:
+        return None
+    inputs = torch.full((columns,), -1, dtype=torch.int32)
+    inputs[_columns(weight, group)] = (
+        torch.arange(width) if weight.permutation is None else weight.permutation
+    ).int()
+    return inputs

@@ -1,0 +1,22 @@
+"""Some kernels compiled for a GPU: no worse than the kept table says. `make gpu-report` does all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("variant", ["linear zp4 g128 fp16 8x64", "linear kquant4 g32 bf16 8x64"])
+def test_as_good_as_kept(variant: str, repo_root: Path) -> None:
+    # A process of its own: this one interprets.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.gpu_report", "--architecture", "86", "--only", variant]
+    done = subprocess.run(
+        command, cwd=repo_root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"sm_86 {variant}" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
