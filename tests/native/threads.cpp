@@ -249,8 +249,8 @@ class Network {
         const int gate_up = model_.add_buffer(2 * kInner), down = model_.add_buffer(kHidden);
         add_linear(normed(), product({matrices_.gate_up}), gate_up, false);
         add_linear(gated(gate_up), product({matrices_.down}), down, false);
-        model_.add(std::make_unique<RowSum>(model_.buffer(down), weights_.norm.data(), 1e-5f, model_.buffer(hidden_),
-                                            true, 0.9f, kHidden));
+        model_.add(std::make_unique<AddTo>(model_.buffer(down), weights_.norm.data(), 1e-5f, model_.buffer(hidden_),
+                                           0.9f, kHidden));
     }
 
     void add_experts() {
