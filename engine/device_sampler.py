@@ -97,7 +97,7 @@ def _draw_from_most_likely(logits: torch.Tensor, draws: Sequence[Draw]) -> torch
     rank = torch.arange(kept.shape[1], device=device)
     min_p = column(s.min_p for s in parameters)
     kept = kept.masked_fill((rank >= column(counts, torch.int64)) | (kept < min_p * kept[:, :1]), 0)
-    filtered = column(([s.top_k > 0 or s.min_p > 0 for s in parameters]), torch.bool)
+    filtered = column([s.top_k > 0 or s.min_p > 0 for s in parameters], torch.bool)
     top_p = column(s.top_p for s in parameters)
     reached = kept.cumsum(1) - kept >= top_p * torch.where(filtered, kept.sum(1, keepdim=True), 1.0)
     kept = kept.masked_fill(reached & (top_p < 1) & (rank > 0), 0)

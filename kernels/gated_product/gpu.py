@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+from appliance.kernels.gated_product import ACTIVATIONS
 
 _TILE = 1024
 
@@ -51,7 +49,7 @@ def gated_product_kernel(
 def gated_product(
     out: torch.Tensor,
     gate_up: torch.Tensor,
-    activation: Activation,
+    activation: str,
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> None:
@@ -60,11 +58,12 @@ def gated_product(
     Args:
         out: [rows, width], fp16, bf16 or fp32.
         gate_up: [rows, 2 · width], the gate in the first half of each row; both may be strided along the rows.
-        activation: "silu", "gelu" (with the error function), "gelu_tanh", or "clamped_swiglu", which bounds gate and
-            up by `limit` and adds 1 to up.
+        activation: of ACTIVATIONS; "gelu" is with the error function, and "clamped_swiglu" bounds gate and up by
+            `limit` and adds 1 to up.
         alpha, limit: of "clamped_swiglu".
     """
     rows, width = out.shape
+    assert activation in ACTIVATIONS
     assert gate_up.shape == (rows, 2 * width)
     assert out.stride(1) == gate_up.stride(1) == 1
     gated_product_kernel[(rows, triton.cdiv(width, _TILE))](

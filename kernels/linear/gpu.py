@@ -14,11 +14,12 @@ import triton
 import triton.language as tl
 
 from appliance.kernels.linear.gpu_block import add_block
-from appliance.kernels.linear.gpu_matrix import GpuMatrix
+from appliance.kernels.linear.gpu_matrix import TILE_ROWS, WORDS, GpuMatrix
 
 # Programs that are enough for every multiprocessor, and blocks that are enough for one.
 _ENOUGH_PROGRAMS = 192
 _ENOUGH_BLOCKS = 8
+_TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,8 @@ def product_kernel(
     n = tl.program_id(0) * BN
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     row = n + tl.arange(0, BN)
-    tile_rows: tl.constexpr = 64
-    words = codes_ptr + (n // tile_rows).to(tl.int64) * blocks * (tile_rows * 16)
-    words += (row % tile_rows)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    words = codes_ptr + (n // _TILE_ROWS).to(tl.int64) * blocks * (_TILE_ROWS * _WORDS)
+    words += (row % _TILE_ROWS)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
     per_split = tl.cdiv(blocks, splits)
     total = tl.zeros((BN, BM), tl.float32)
     # One, but for splits inside.
@@ -211,7 +211,7 @@ def product_kernel(
         acc = tl.zeros((BN, BM), tl.float32)
         for block in tl.range(first, tl.minimum(first + per_split, blocks), num_stages=STAGES):
             acc = add_block(
-                acc, tl.load(words + block * (tile_rows * 16)), x_ptr, scales_ptr, zeros_ptr, biases_ptr,
+                acc, tl.load(words + block * (_TILE_ROWS * _WORDS)), x_ptr, scales_ptr, zeros_ptr, biases_ptr,
                 super_scales_ptr, super_biases_ptr, table_ptr, sums_ptr,
                 m, row, block, M, K, blocks, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
             )  # fmt: skip

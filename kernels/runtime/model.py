@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from appliance.kernels import native
+from appliance.kernels.gated_product import ACTIVATIONS
 from appliance.kernels.linear.cpu import PRECISIONS, Matrix, PackedMatrix, Precision
 from appliance.kernels.paged_attention.cpu import KvShape
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
 
 
 class Source(ctypes.Structure):

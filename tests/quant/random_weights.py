@@ -1,4 +1,4 @@
-"""Random weights of every scheme, with scales and zero points of either sign and any size."""
+"""Random weights of every scheme, with scales of either sign and zero points of any size."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ SCHEMES = {
     "kquant4": QuantScheme(4, 32, Mode.KQUANT, super_size=256),
     "kquant6": QuantScheme(6, 16, Mode.KQUANT, super_size=256),
 }
+# The GPU has no table of 256 entries.
+GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
 WITH_BIASES = ("affine4", "affine5", "kquant4")
 
 
@@ -41,7 +43,7 @@ def random_weight(
     def subs() -> torch.Tensor | None:
         return torch.randint(-128, 128, (rows, groups), dtype=torch.int8) if scheme.super_size else None
 
-    zeros = torch.randint(0, 256 if scheme.bits > 4 else 128, (rows, groups), dtype=torch.uint8)
+    zeros = torch.randint(0, 256, (rows, groups), dtype=torch.uint8)
     biased = name in WITH_BIASES
     return QuantTensor(
         pack_codes(codes, scheme.bits),
@@ -53,3 +55,13 @@ def random_weight(
         sub_scales=subs(),
         sub_biases=subs() if biased else None,
     )
+
+
+def random_gpu_weight(
+    name: str, rows: int, columns: int, group_size: int, dtype: torch.dtype = torch.float16
+) -> QuantTensor:
+    """With zero points of 4 bits as far as the GPU's matrices have them, and further than any format does."""
+    weight = random_weight(name, rows, columns, group_size, dtype)
+    if weight.zeros is None or SCHEMES[name].bits > 4:
+        return weight
+    return dataclasses.replace(weight, zeros=weight.zeros & 127)

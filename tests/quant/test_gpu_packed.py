@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from random_weights import SCHEMES, random_weight
+from random_weights import GPU_SCHEMES, random_gpu_weight
 
 from appliance.kernels.linear.gpu_matrix import GpuMatrix, unpack, unpack_codes
 from appliance.quant.gpu_packed import pack_for_gpu
@@ -24,7 +24,6 @@ SHAPES = (
     (7, 600, 256),
     (9, 100, 48),
 )
-GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +51,7 @@ def packed(weight: QuantTensor) -> GpuMatrix:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", GPU_SCHEMES)
 def test_weights_come_back_bit_for_bit(name: str, shape: tuple[int, int, int]) -> None:
-    weight = random_weight(name, *shape)
+    weight = random_gpu_weight(name, *shape)
     matrix = packed(weight)
     assert torch.equal(of_inputs(matrix, unpack(matrix)), weight.dequantize())
     codes = unpack_stream(weight.codes, weight.scheme.bits, weight.shape[1])
@@ -61,28 +60,28 @@ def test_weights_come_back_bit_for_bit(name: str, shape: tuple[int, int, int]) -
 
 @pytest.mark.parametrize("group_size", [32, 48])
 def test_permuted_inputs(group_size: int) -> None:
-    weight = random_weight("zp4", 18, 200, group_size)
+    weight = random_gpu_weight("zp4", 18, 200, group_size)
     weight = dataclasses.replace(weight, permutation=torch.randperm(200))
     assert torch.equal(of_inputs(packed(weight), unpack(packed(weight))), weight.dequantize())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_other_scales(dtype: torch.dtype) -> None:
-    weight = random_weight("kquant4", 18, 320, 32, dtype)
+    weight = random_gpu_weight("kquant4", 18, 320, 32, dtype)
     assert torch.equal(unpack(packed(weight)), weight.dequantize())
 
 
 def test_where_a_code_is() -> None:
     """Column 128 b + 32 i + 2 r + h of row 64 t + n: nibble i + 4 h of word r; with a table nibble 2 i + h."""
     for name, nibble in (("sym4", 3 + 4 * 1), ("iq4_nl", 2 * 3 + 1)):
-        weight = random_weight(name, 70, 256, 32)
+        weight = random_gpu_weight(name, 70, 256, 32)
         words = packed(weight).codes
         assert words.shape == (2, 2, 64, 16)
         code = unpack_stream(weight.codes, 4, 256)[64 + 5, 128 + 32 * 3 + 2 * 9 + 1]
         assert words[1, 1, 5, 9] >> 4 * nibble & 15 == code
-    weight = random_weight("sym8", 70, 128, 32)
+    weight = random_gpu_weight("sym8", 70, 128, 32)
     assert packed(weight).codes[1, 1, 5, 9] >> 8 * 3 & 255 == weight.codes[64 + 5, 64 + 32 * 1 + 2 * 9 + 1]
 
 
 def test_code_books_of_8_bits_are_left_to_others() -> None:
-    assert pack_for_gpu(random_weight("e4m3", 4, 64, 32)) is None
+    assert pack_for_gpu(random_gpu_weight("e4m3", 4, 64, 32)) is None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from random_weights import SCHEMES, random_weight
+from random_weights import GPU_SCHEMES, random_gpu_weight
 
 from appliance.kernels.linear.gpu import TILES, Tile, multiply, num_splits, tile_for
 from appliance.kernels.linear.gpu_matrix import GpuMatrix
@@ -27,7 +27,6 @@ SHAPES = (
     (3, 600, 256),
     (130, 128, 32),
 )
-GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -81,40 +80,40 @@ def assert_product(weight: QuantTensor, x: torch.Tensor, bias: torch.Tensor | No
 @pytest.mark.parametrize("name", GPU_SCHEMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_are_those_of_the_weights(name: str, dtype: torch.dtype) -> None:
-    weight = random_weight(name, 35, 168, 32)
+    weight = random_gpu_weight(name, 35, 168, 32)
     assert_product(weight, random_x(3, 168, dtype), torch.randn(35))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["zp4", "affine4", "iq4_nl", "zp8"])
 def test_any_shape_and_group(name: str, shape: tuple[int, int, int]) -> None:
-    assert_product(random_weight(name, *shape), random_x(2, shape[1]))
+    assert_product(random_gpu_weight(name, *shape), random_x(2, shape[1]))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 17, 33, 130])
 @pytest.mark.parametrize("name", ["zp4", "kquant4", "kquant6"])
 def test_any_number_of_rows(name: str, rows: int) -> None:
-    assert_product(random_weight(name, 67, 136, 32), random_x(rows, 136))
+    assert_product(random_gpu_weight(name, 67, 136, 32), random_x(rows, 136))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["sym4", "affine4", "kquant4"])
 def test_other_scales(name: str, dtype: torch.dtype) -> None:
     for group_size in (32, 256):
-        assert_product(random_weight(name, 34, 320, group_size, dtype), random_x(2, 320))
+        assert_product(random_gpu_weight(name, 34, 320, group_size, dtype), random_x(2, 320))
 
 
 @pytest.mark.parametrize("group_size", [16, 48])
 @pytest.mark.parametrize("name", ["zp4", "affine4"])
 def test_permuted_inputs(name: str, group_size: int) -> None:
-    weight = random_weight(name, 18, 200, group_size)
+    weight = random_gpu_weight(name, 18, 200, group_size)
     weight = dataclasses.replace(weight, permutation=torch.randperm(200))
     assert_product(weight, random_x(3, 200))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_are_rounded_to_the_type_of_x(dtype: torch.dtype) -> None:
-    weight, x = random_weight("zp4", 20, 64, 32), random_x(2, 64, dtype)
+    weight, x = random_gpu_weight("zp4", 20, 64, 32), random_x(2, 64, dtype)
     result = multiply(packed(weight), x)
     assert result.dtype is dtype
     # The interpreter cuts bfloat16 where the device rounds it.
@@ -124,7 +123,7 @@ def test_results_are_rounded_to_the_type_of_x(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_splits_are_added_in_the_same_order_wherever_they_are_computed(bias: bool) -> None:
-    weight, x = random_weight("zp4", 65, 4096, 128), random_x(9, 4096)
+    weight, x = random_gpu_weight("zp4", 65, 4096, 128), random_x(9, 4096)
     assert num_splits(packed(weight)) == 4
     added = torch.randn(65) if bias else None
     assert_product(weight, x, added)
@@ -135,7 +134,7 @@ def test_splits_are_added_in_the_same_order_wherever_they_are_computed(bias: boo
 
 @pytest.mark.parametrize("tile", TILES[:4], ids=lambda tile: str(tile.x_rows))
 def test_a_row_is_the_same_whatever_its_neighbours_are(tile: Tile) -> None:
-    weight, x = random_weight("affine4", 66, 256, 32), random_x(tile.x_rows + 3, 256)
+    weight, x = random_gpu_weight("affine4", 66, 256, 32), random_x(tile.x_rows + 3, 256)
     whole = product(weight, x, tile=tile)
     for rows in (1, 5, tile.x_rows):
         assert torch.equal(product(weight, x[:rows], tile=tile), whole[:rows])
