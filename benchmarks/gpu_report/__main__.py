@@ -18,9 +18,10 @@ import triton
 
 from benchmarks.gpu_report.compile import ARCHITECTURES, Compiled, Variant, compile_variant
 from benchmarks.gpu_report.linear import LINEAR
+from benchmarks.gpu_report.steps import STEPS
 
 # Every kernel's specialisations.
-VARIANTS: list[Variant] = [*LINEAR]
+VARIANTS = [*LINEAR, *STEPS]
 _KEPT = Path(__file__).with_name("kept.json")
 _MORE_IS_BETTER = ("copies", "occupancy")
 

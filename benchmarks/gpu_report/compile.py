@@ -28,10 +28,9 @@ class Variant:
     Attributes:
         name: of the table's row.
         kernel: what `triton.jit` made.
-        types: of each argument by its name, as Triton writes them: "*fp16", "i32"; with ":16" where it is known to be a
-            multiple of 16. "constant" for those in `constants`.
-        constants: values of the others.
-        warps, stages: how it is launched.
+        types: of arguments by their names, as Triton writes them: "*fp16", "i32"; with ":16" where one is known to be a
+            multiple of 16. An argument without a type is a constant.
+        given: the constants, None where one isn't there, and the compiler's options, `num_warps` among them.
         work: how many elements (weights, say) one turn of the innermost loop treats, over all lanes; 0: not counted.
         most: instructions of a lane for an element that are allowed.
     """
@@ -39,9 +38,7 @@ class Variant:
     name: str
     kernel: Any
     types: Mapping[str, str]
-    constants: Mapping[str, Any]
-    warps: int
-    stages: int = 3
+    given: Mapping[str, Any]
     work: int = 0
     most: float = math.inf
 
@@ -93,17 +90,16 @@ ARCHITECTURES = {
 
 def compile_variant(variant: Variant, architecture: int) -> Compiled:
     """Compile for an architecture of `ARCHITECTURES` by the Triton that is imported."""
-    types = {name: kind.removesuffix(":16") for name, kind in variant.types.items()}
+    names, warps = variant.kernel.arg_names, variant.given["num_warps"]
+    signature = {name: variant.types.get(name, "constexpr").removesuffix(":16") for name in names}
     hints = {
         (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(variant.types.values())
-        if kind.endswith(":16")
+        for place, name in enumerate(names)
+        if variant.types.get(name, "").endswith(":16")
     }
-    signature = {name: "constexpr" if kind == "constant" else kind for name, kind in types.items()}
-    source = ASTSource(
-        fn=variant.kernel, signature=signature, constexprs=dict(variant.constants), attrs=hints
-    )
-    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    constants = {name: variant.given.get(name) for name, kind in signature.items() if kind == "constexpr"}
+    options = {name: value for name, value in variant.given.items() if name not in signature}
+    source = ASTSource(fn=variant.kernel, signature=signature, constexprs=constants, attrs=hints)
     built = triton.compile(source, target=GPUTarget("cuda", architecture, _THREADS), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(built.asm["cubin"])
@@ -118,8 +114,8 @@ def compile_variant(variant: Variant, architecture: int) -> Compiled:
         spills=sum(opcode.startswith(("STL", "LDL")) for opcode in opcodes),
         shared=shared,
         copies=sum(opcode.startswith("LDGSTS") and ".128" in opcode for opcode in loop),
-        instructions=round(len(loop) * _THREADS * variant.warps / variant.work, 2) if variant.work else 0.0,
-        occupancy=round(ARCHITECTURES[architecture].occupancy(registers, shared, variant.warps), 2),
+        instructions=round(len(loop) * _THREADS * warps / variant.work, 2) if variant.work else 0.0,
+        occupancy=round(ARCHITECTURES[architecture].occupancy(registers, shared, warps), 2),
     )
 
 

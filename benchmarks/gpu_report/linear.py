@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 from appliance.kernels.linear import gpu
 from benchmarks.gpu_report.compile import Variant
@@ -11,13 +11,6 @@ _ARGUMENTS = {
     "x_ptr": "*{x}:16",
     "codes_ptr": "*i32:16",
     "scales_ptr": "*fp16:16",
-    "zeros_ptr": "constant",
-    "biases_ptr": "constant",
-    "super_scales_ptr": "constant",
-    "super_biases_ptr": "constant",
-    "table_ptr": "constant",
-    "sums_ptr": "constant",
-    "bias_ptr": "constant",
     "out_ptr": "*{x}:16",
     "M": "i32",
     "N": "i32:16",
@@ -54,19 +47,14 @@ _MOST = {"sym4 g128": 3.0, "zp4 g128": 3.0}
 def _variant(scheme: str, x: str, tile: gpu.Tile) -> Variant:
     bits, group, super_group, arguments = _SCHEMES[scheme]
     splits = {} if tile.splits_inside else {"out_ptr": "*fp32:16"}
-    types = {name: kind.format(x=x) for name, kind in {**_ARGUMENTS, **arguments, **splits}.items()}
-    constants: dict[str, Any] = {name: None for name, kind in types.items() if kind == "constant"}
-    constants |= gpu.constants(bits, group, super_group, 8, tile, splits=4)
-    types |= dict.fromkeys(constants, "constant")
     few = tile.x_rows == gpu.TILES[0].x_rows
     return Variant(
         name=f"linear {scheme} {x} {tile.x_rows}x{tile.matrix_rows}",
         kernel=gpu.product_kernel,
-        types=types,
-        constants=constants,
-        warps=tile.warps,
+        types={name: kind.format(x=x) for name, kind in {**_ARGUMENTS, **arguments, **splits}.items()},
+        given=gpu.constants(bits, group, super_group, 8, tile, splits=4) | {"num_warps": tile.warps},
         work=tile.matrix_rows * 512 // bits if few else 0,
-        most=_MOST.get(scheme, float("inf")),
+        most=_MOST.get(scheme, math.inf),
     )
 
 

@@ -1,11 +1,11 @@
-"""What kernels are compiled for without a GPU: shapes of real models, with the pools and activations they may have."""
+"""All but products, in the shapes of real models, with the pools and activations that they may have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from appliance.kernels.embedding.gpu import embed_kernel
+from appliance.kernels.gated_product import ACTIVATIONS
 from appliance.kernels.gated_product.gpu import gated_product_kernel
 from appliance.kernels.moe.gpu import combine_kernel, route_kernel
 from appliance.kernels.paged_attention.gpu import (
@@ -19,19 +19,10 @@ from appliance.kernels.paged_attention.gpu import (
 )
 from appliance.kernels.qkv.gpu import finish_qkv_kernel
 from appliance.kernels.rms_norm.gpu import rms_norm_kernel
+from benchmarks.gpu_report.compile import Variant
 
 
-class Specialisation(NamedTuple):
-    """Types as Triton writes them, with `:16` where a multiple of 16 is promised; options of the compiler."""
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constexprs: dict[str, Any]
-    options: dict[str, Any]
-
-
-def attention() -> Iterator[Specialisation]:
+def attention() -> Iterator[Variant]:
     for name, q, kv, group, head_dim, window, softcap, sinks in (
         ("llama-8b", "fp16", "fp16", 4, 128, False, False, False),
         ("llama-8b bf16", "bf16", "bf16", 4, 128, False, False, False),
@@ -52,10 +43,10 @@ def attention() -> Iterator[Specialisation]:
             "BLOCK_STRIDE": 32 * 2 * 8 * plane,
             "PLANE": plane,
         }
-        types = {"q": f"*{q}:16", "pool": f"*{kv}:16", "scales": "*fp32:16" if kv == "i8" else "constexpr"}
+        types = {"q": f"*{q}:16", "pool": f"*{kv}:16"} | ({"scales": "*fp32:16"} if kv == "i8" else {})
         types |= {"tables": "*i32:16", "starts": "*i32:16", "contexts": "*i32:16"}
         types |= {"sums": "*fp32:16", "states": "*fp32:16", "out": f"*{q}:16", "sequences": "i32"}
-        types |= {"sinks": "*fp32:16" if sinks else "constexpr", "q_stride": "i32:16", "out_stride": "i32:16"}
+        types |= {"q_stride": "i32:16", "out_stride": "i32:16"} | ({"sinks": "*fp32:16"} if sinks else {})
         types |= {
             "blocks": "i32",
             "segments": "i32",
@@ -66,12 +57,12 @@ def attention() -> Iterator[Specialisation]:
         }
         decode, prefill = decode_options(head_dim, group), prefill_options(head_dim, group, kv == "i8")
         merge = {"ROWS": decode["ROWS"], "AT_ONCE": AT_ONCE, "LIFTED": kv == "i8", "num_warps": 1}
-        yield _made(f"decode {name}", decode_kernel, types, attend | decode)
-        yield _made(f"merge {name}", merge_kernel, types, shape | merge | {"enable_fp_fusion": False})
-        yield _made(f"prefill {name}", prefill_kernel, types, attend | prefill)
+        yield Variant(f"decode {name}", decode_kernel, types, attend | decode)
+        yield Variant(f"merge {name}", merge_kernel, types, shape | merge | {"enable_fp_fusion": False})
+        yield Variant(f"prefill {name}", prefill_kernel, types, attend | prefill)
 
 
-def row_kernels() -> Iterator[Specialisation]:
+def row_kernels() -> Iterator[Variant]:
     for dtype in ("fp16", "bf16"):
         row, strides = (
             f"*{dtype}:16",
@@ -79,23 +70,23 @@ def row_kernels() -> Iterator[Specialisation]:
         )
         types = {"out": row, "x": row, "weight": "*fp32:16", "width": "i32:16", "eps": "fp32"} | strides
         for width, warps in ((1024, 2), (4096, 8), (8192, 16)):
-            yield _made(
+            yield Variant(
                 f"rms_norm {dtype} {width}", rms_norm_kernel, types, {"WIDTH": width, "num_warps": warps}
             )
         types = {"out": row, "gate_up": row, "width": "i32:16", "alpha": "fp32", "limit": "fp32"} | strides
-        for activation in ("silu", "gelu", "gelu_tanh", "clamped_swiglu"):
+        for activation in ACTIVATIONS:
             constexprs = {"ACTIVATION": activation, "TILE": 1024, "num_warps": 4}
-            yield _made(f"gated_product {dtype} {activation}", gated_product_kernel, types, constexprs)
+            yield Variant(f"gated_product {dtype} {activation}", gated_product_kernel, types, constexprs)
     types = {"chosen": "*i32:16", "weights": "*fp32:16", "logits": "*fp32:16", "logits_stride": "i32:16"}
     for experts, top_k in ((8, 2), (128, 8)):
         constexprs = {"EXPERTS": experts, "TOP_K": top_k, "SLOTS": top_k, "NORMALISED": True, "num_warps": 1}
-        yield _made(f"route {experts}", route_kernel, types | {"experts": "i32"}, constexprs)
+        yield Variant(f"route {experts}", route_kernel, types | {"experts": "i32"}, constexprs)
     types = {"out": "*bf16:16", "parts": "*bf16:16", "weights": "*fp32:16", "width": "i32:16"}
     types |= {"out_stride": "i32:16", "parts_stride": "i32:16"}
-    yield _made("combine", combine_kernel, types, {"TOP_K": 8, "TILE": 1024, "num_warps": 4})
+    yield Variant("combine", combine_kernel, types, {"TOP_K": 8, "TILE": 1024, "num_warps": 4})
 
 
-def embedding() -> Iterator[Specialisation]:
+def embedding() -> Iterator[Variant]:
     for name, bits, group, super_size, scale, others in (
         ("sym", 4, 128, 0, "fp16", {}),
         ("zero points", 4, 128, 0, "fp16", {"zeros": "*u8:16"}),
@@ -107,10 +98,10 @@ def embedding() -> Iterator[Specialisation]:
         types |= {"row_bytes": "i32:16", "width": "i32:16", "factor": "fp32"} | others
         constexprs = {"BITS": bits, "GROUP": group, "SUPER": super_size or group, "TILE": 512}
         options = {"num_warps": 4, "enable_fp_fusion": False}
-        yield _made(f"embed {name}", embed_kernel, types, constexprs | options)
+        yield Variant(f"embed {name}", embed_kernel, types, constexprs | options)
 
 
-def qkv() -> Iterator[Specialisation]:
+def qkv() -> Iterator[Variant]:
     for name, dtype, kv, heads, kv_heads, head_dim, half, norm in (
         ("llama-8b", "fp16", "fp16", 32, 8, 128, 64, None),
         ("llama-8b int8", "bf16", "i8", 32, 8, 128, 64, None),
@@ -130,12 +121,7 @@ def qkv() -> Iterator[Specialisation]:
         if kv == "i8":
             types |= {"scales": "*fp32:16"}
         constexprs |= {"PLANE": plane, "TILE": 4, "num_warps": 4}
-        yield _made(f"finish_qkv {name}", finish_qkv_kernel, types, constexprs)
+        yield Variant(f"finish_qkv {name}", finish_qkv_kernel, types, constexprs)
 
 
-def _made(name: str, kernel: Any, types: dict[str, str], given: dict[str, Any]) -> Specialisation:
-    """An argument without a type is a constant, and None where it isn't given; what isn't an argument is an option."""
-    signature = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
-    constexprs = {arg: given.get(arg) for arg, type in signature.items() if type == "constexpr"}
-    options = {option: value for option, value in given.items() if option not in signature}
-    return Specialisation(name, kernel, signature, constexprs, options)
+STEPS = [*attention(), *row_kernels(), *embedding(), *qkv()]
