@@ -71,7 +71,7 @@ def test_a_request_that_takes_too_long_is_ended_and_told(kept: LiveDaemon) -> No
             if line.startswith("appliance_kv_blocks{") and 'state="used"' in line
         )
 
-    assert eventually(lambda: used().endswith(" 0.0"), 1.0)
+    assert eventually(lambda: used().endswith(" 0.0"), 5.0)
 
 
 def test_while_the_model_loads_health_answers_and_requests_wait(

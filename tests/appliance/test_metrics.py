@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -32,11 +32,12 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 class Served:
-    """A request that arrived 8 s ago, and its timer."""
+    """A request that arrived 8 s ago, and its timer, whose clock stands still until it is moved."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.metrics = Metrics(dict)
-        self.now = time.monotonic()
+        self.now = 1000.0
+        monkeypatch.setattr("appliance.daemon.metrics.time", SimpleNamespace(monotonic=lambda: self.now))
         self.flights = Flights()
         sampling = SamplingParams()
         request = Request(id="a", prompt_ids=(1, 2, 3), sampling=sampling, arrived_at=self.now - 8)
@@ -44,38 +45,40 @@ class Served:
         self.timer = RequestTimer(self.metrics, self.now - 8, 3, stream)
 
     def sums(self) -> dict[str, float]:
-        """Seconds of queue, prefill and decode, to a tenth; only of those that were observed."""
+        """Seconds of queue, prefill and decode; only of those that were observed."""
         names = ("queue", "prefill", "decode")
         counted = [name for name in names if value(self.metrics, f"request_{name}_seconds_count") == 1]
-        return {name: round(value(self.metrics, f"request_{name}_seconds_sum"), 1) for name in counted}
+        return {name: value(self.metrics, f"request_{name}_seconds_sum") for name in counted}
 
 
-def test_queue_ends_with_the_first_step_and_prefill_with_the_first_token() -> None:
+def test_queue_ends_with_the_first_step_and_prefill_with_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
-        served = Served()
+        served = Served(monkeypatch)
         served.flights.step_began(["a", "someone else"], served.now - 3)
         served.flights.step_began(["a"], served.now - 1)
         served.timer.saw(TokenEvent(request_id="a", token_ids=(5,)))
         served.timer.saw(TokenEvent(request_id="a", index=1, token_ids=(5,), finish_reason="stop"))
         assert served.sums() == {"queue": 5.0, "prefill": 3.0}
-        time.sleep(0.3)
+        served.now += 0.5
         served.timer.saw(TokenEvent(request_id="a", token_ids=(6, 7), finish_reason="length"))
         served.timer.finished("length")
         served.timer.ended()
-        assert served.sums() == {"queue": 5.0, "prefill": 3.0, "decode": 0.3}
+        assert served.sums() == {"queue": 5.0, "prefill": 3.0, "decode": 0.5}
         assert value(served.metrics, "request_prompt_tokens_sum") == 3
         assert value(served.metrics, "request_generated_tokens_sum") == 4
-        # Two tokens came at once 0.3 s after the one before; the first of each continuation has none before it.
+        # Two tokens came at once 0.5 s after the one before; the first of each continuation has none before it.
         assert value(served.metrics, "inter_token_latency_seconds_count") == 1
-        assert round(value(served.metrics, "inter_token_latency_seconds_sum"), 2) == 0.15
+        assert value(served.metrics, "inter_token_latency_seconds_sum") == 0.25
         assert value(served.metrics, "requests_total", finish_reason="length") == 1
 
     asyncio.run(scenario())
 
 
-def test_a_request_that_never_began_has_queued_until_its_end() -> None:
+def test_a_request_that_never_began_has_queued_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        served = Served()
+        served = Served(monkeypatch)
         served.timer.ended()
         assert served.sums() == {"queue": 8.0}
         assert value(served.metrics, "requests_total", finish_reason="abort") == 1
