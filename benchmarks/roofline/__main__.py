@@ -5,6 +5,7 @@ A model, nothing of it is measured. docs/performance.md has what this prints.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from benchmarks.roofline.cost import (
@@ -75,31 +76,38 @@ MODELS = (
 
 
 def report() -> str:
-    names = " / ".join(map(str, BATCHES))
-    lines = [
-        "A **model**, printed by `python -m benchmarks.roofline`: arithmetic on data sheets, nothing of it measured. An operation's floor is the longest of three:",
-        "weights, keys and values through memory once; products at the peak of the tensor cores (16-bit floats added up in float32); and, of products with",
-        "quantised weights, their instructions by the compile table through the schedulers. What one kernel leaves for the next counts as memory only where the",
-        "cache does not hold it. Kernels start without a gap, and nothing overlaps between them. Routers choose every expert equally often.",
-        "",
-        f"Operations of a layer of {MODELS[0].name} ({GROUPS_OF_128.name}; fp16 KV, {CONTEXT:,} tokens), and heads, in µs at batch {names}; *issue*: instructions as",
-        "a share of the floor, at batch 1:",
-        "",
-        *_table(["operation", "MB at batch 1", *_columns("{}", "{}, issue")], _operations(MODELS[0])),
-        "",
-        f"Decoding, tokens a second of all sequences at batch {names}, contexts of {CONTEXT:,} tokens; *gaps*: what a step at batch 1 would lose on the",
-        f"{DEVICES[-1].name} were there 1 µs between launches:",
-        "",
-        *_table(
+    names, device = " / ".join(map(str, BATCHES)), DEVICES[-1].name
+    parts = [
+        _text(
+            """A **model**, printed by `python -m benchmarks.roofline`: arithmetic on data sheets, nothing of it
+            measured. An operation's floor is the longest of three: weights, keys and values through memory once;
+            products at the peak of the tensor cores (16-bit floats added up in float32); and, of products with
+            quantised weights, their instructions by the compile table through the schedulers. What one kernel leaves
+            for the next counts as memory only where the cache does not hold it. Kernels start without a gap, and
+            nothing overlaps between them. Routers choose every expert equally often."""
+        ),
+        _text(
+            f"""Operations of a layer of {MODELS[0].name} ({GROUPS_OF_128.name}; fp16 KV, {CONTEXT:,} tokens), and
+            heads, in µs at batch {names}; *issue*: the time of their instructions as a share of the floor, at
+            batch 1:"""
+        ),
+        _table(["operation", "MB at batch 1", *_columns("{}", "{}, issue")], _operations(MODELS[0])),
+        _text(
+            f"""Decoding, tokens a second of all sequences at batch {names}, contexts of {CONTEXT:,} tokens; *gaps*:
+            what a step at batch 1 would take more on the {device} were there 1 µs between launches:"""
+        ),
+        _table(
             ["model, weights", "head", "KV", "GB at batch 1", "launches", "gaps", *_columns("{}")],
             _decoding(),
         ),
-        "",
-        f"Prefill of {PROMPT:,} tokens, {GROUPS_OF_128.name}, bf16 head, fp16 KV:",
-        "",
-        *_table(["model", *_columns("{}", "{}, of it attention")], _prefill()),
+        _text(f"Prefill of {PROMPT:,} tokens, {GROUPS_OF_128.name}, bf16 head, fp16 KV:"),
+        _table(["model", *_columns("{}", "{}, of it attention")], _prefill()),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def _text(paragraph: str) -> str:
+    return textwrap.fill(" ".join(paragraph.split()), 150)
 
 
 def _columns(*patterns: str) -> list[str]:
@@ -178,9 +186,9 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _table(head: list[str], rows: Iterator[list[str]]) -> list[str]:
+def _table(head: list[str], rows: Iterator[list[str]]) -> str:
     first, *others = (f"| {' | '.join(row)} |" for row in [head, *rows])
-    return [first, "|" + "-|" * len(head), *others]
+    return "\n".join([first, "|" + "-|" * len(head), *others])
 
 
 if __name__ == "__main__":

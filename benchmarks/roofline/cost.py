@@ -1,4 +1,4 @@
-"""What the operations of a step have to move and compute, and how soon a GPU could have done it. Nothing is measured."""
+"""What the operations of a step have to move and compute, and how soon a GPU could have done it; nothing measured."""
 
 from __future__ import annotations
 

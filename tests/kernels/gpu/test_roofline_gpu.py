@@ -1,4 +1,4 @@
-"""The roofline by data sheets: its figures against ones that are known from elsewhere, and against the documentation."""
+"""The roofline by data sheets: its figures against published ones, and the documentation against what it prints."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.roofline.__main__ import MODELS, report
-from benchmarks.roofline.cost import DENSE, DEVICES, GROUPS_OF_128, Cost, Load, Model, Setting, splits, step
 
 from appliance.kernels.linear.gpu import num_splits
 from appliance.kernels.linear.gpu_matrix import pack
+from benchmarks.roofline.__main__ import MODELS, report
+from benchmarks.roofline.cost import DENSE, DEVICES, GROUPS_OF_128, Cost, Load, Model, Setting, splits, step
 
 LLAMA, QWEN, MIXTURE = MODELS
 
