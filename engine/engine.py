@@ -11,7 +11,7 @@ from appliance.engine.blocks import BlockPool
 from appliance.engine.config import EngineConfig, EngineInfo
 from appliance.engine.errors import ContextLengthError, ParameterError
 from appliance.engine.kv_cache import KVCache
-from appliance.engine.runner import load_model
+from appliance.engine.loading import load_model
 from appliance.engine.scheduler import Scheduler, SchedulerLimits
 from appliance.engine.stats import EngineStats
 from appliance.engine.types import ErrorInfo, Request, Sequence, StepPlan, TokenEvent

@@ -65,8 +65,8 @@ class ModelWeights:
 
 def read_layers(
     weights: ModelWeights, layers: Sequence[tuple[str, ...]], progress: Progress
-) -> dict[tuple[str, ...], QuantizedLinear]:
-    """`weights.linear` of each; as many are read at once as torch has threads.
+) -> Iterator[tuple[tuple[str, ...], QuantizedLinear]]:
+    """`weights.linear` of each, in order; as many are read at once, and held, as torch has threads.
 
     Each in one thread: where most of the work is moving bytes, the parts of an operation wait for each other longer
     than they take.
@@ -75,17 +75,17 @@ def read_layers(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(threads)
-    read: dict[tuple[str, ...], QuantizedLinear] = {}
     try:
         done = 0
-        for names, layer in zip(layers, pool.map(weights.linear, layers), strict=True):
-            read[names] = layer
-            done += weights.elements(names)
-            progress(done, total)
+        for first in range(0, len(layers), threads):
+            some = layers[first : first + threads]
+            for names, layer in zip(some, pool.map(weights.linear, some), strict=True):
+                done += weights.elements(names)
+                progress(done, total)
+                yield names, layer
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
-    return read
 
 
 def _fused(weights: Sequence[Weight]) -> Iterator[Weight]:

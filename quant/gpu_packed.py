@@ -10,10 +10,14 @@ from appliance.quant.packing import pack_codes, unpack_codes
 from appliance.quant.tensor import QuantTensor
 
 
-def pack_for_gpu(weight: QuantTensor) -> GpuMatrix | None:
+def pack_for_gpu(weight: QuantTensor, device: torch.device | None = None) -> GpuMatrix | None:
     """The same weights for GPU kernels; None for code books of 8 bits, whose weights are dense there.
 
     Codes of fewer bits than 4 take 4, of more take 8.
+
+    Args:
+        weight: in main memory.
+        device: where the matrix is to be, and most of the work is done; None for main memory.
     """
     scheme, (rows, width) = weight.scheme, weight.shape
     bits = 4 if scheme.bits <= 4 else 8
@@ -37,20 +41,24 @@ def pack_for_gpu(weight: QuantTensor) -> GpuMatrix | None:
         else:
             supers = {"super_scales": scales, "super_biases": biases}
             scales, biases = weight.sub_scales, weight.sub_biases
+
+    def there(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
     return gpu_matrix.pack(
-        codes,
-        scales,
+        codes.to(device),
+        scales.to(device),
         bits=bits,
         columns=columns,
         group=group,
         zero=1 << (scheme.bits - 1),
-        zeros=weight.zeros,
-        biases=biases,
+        zeros=there(weight.zeros),
+        biases=there(biases),
         super_group=super_group,
         table=None if scheme.codebook is None else scheme.codebook.values,
-        inputs=inputs,
+        inputs=there(inputs),
         input_width=width,
-        **supers,
+        **{name: there(each) for name, each in supers.items()},
     )
 
 

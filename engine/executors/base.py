@@ -10,8 +10,9 @@ import torch
 
 from appliance.engine.types import BlockCopy, PlanRow
 
-# Logits of a whole prompt would take gigabytes: they are computed and used up in portions of this size.
-LOGITS_BYTES = 64 * 2**20
+# Logits of a whole prompt would take gigabytes, and sampling several times as much: they are computed and used up in
+# portions of this size.
+LOGITS_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,13 @@ class StepOutput:
     """What a step says of its tokens, which are numbered in the order of the plan's rows.
 
     Attributes:
-        finite: of each token, whether its hidden state holds finite numbers alone.
-        largest: of each token that was asked about, the id of its largest logit (the first of equal ones); -1 where a
-            logit is not a finite number.
+        finite: bool [tokens], whether a token's hidden state holds finite numbers alone.
+        largest: integers [tokens that were asked about], the id of a token's largest logit (the first of equal ones);
+            -1 where a logit is not a finite number. Both are wherever the executor computes, and may not be there yet.
     """
 
-    finite: list[bool]
-    largest: list[int]
+    finite: torch.Tensor
+    largest: torch.Tensor
 
 
 class Executor(Protocol):

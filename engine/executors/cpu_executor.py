@@ -116,7 +116,7 @@ class CpuExecutor:
                 tables[group, place, : len(table)] = torch.frombuffer(array("i", table), dtype=torch.int32)
         ids, places, asked = (torch.tensor(given, dtype=torch.int32) for given in (token_ids, layout, greedy))
         finite, largest = self._model.step(ids, places, tables, asked)
-        return StepOutput(finite.bool().tolist(), largest.tolist())
+        return StepOutput(finite.bool(), largest)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self._model is not None

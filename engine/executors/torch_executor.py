@@ -100,7 +100,7 @@ class TorchExecutor:
             self._HANDLERS[type(op)](self, op, batch)
         self._batch, self._hidden = batch, self._buffers[self._program.hidden]
         self._buffers.clear()
-        return StepOutput(self._hidden.isfinite().all(dim=-1).tolist(), self._largest(greedy))
+        return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -112,14 +112,13 @@ class TorchExecutor:
         self._buffers.clear()
         return logits
 
-    def _largest(self, tokens: Sequence[int]) -> list[int]:
+    def _largest(self, tokens: Sequence[int]) -> torch.Tensor:
         at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
-        found: list[int] = []
+        found = [self._hidden.new_empty(0, dtype=torch.int64)]
         for start in range(0, len(tokens), at_once):
             logits = self.logits(tokens[start : start + at_once])
-            ids = torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1)
-            found += ids.tolist()
-        return found
+            found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
+        return torch.cat(found)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -132,7 +131,7 @@ class TorchExecutor:
         dense = 4 * sum(weights.elements(name) for name in names) <= dense_bytes
         embeddings = [(op.weight,) for op in self._program.ops if isinstance(op, ops.Embed)]
         # A head that is the embedding shares its memory.
-        layers = read_layers(weights, list(dict.fromkeys([*embeddings, *names])), progress)
+        layers = dict(read_layers(weights, list(dict.fromkeys([*embeddings, *names])), progress))
         self._embeddings = {name: layers[name,].parts[0] for (name,) in embeddings}
         for name in names:
             self._matrices[name] = Matrix(layers.pop(name), dense=dense)

@@ -47,7 +47,7 @@ def answer(executor: Executor, prompt: tuple[int, ...]) -> tuple[int, ...]:
         table = tuple(range(-(-len(ids) // 16)))
         row = PlanRow("a", new, start, (table,), True, SamplingParams(), (0,))
         start = len(ids)
-        ids = (*ids, *executor.run([row], [len(new) - 1]).largest)
+        ids = (*ids, *executor.run([row], [len(new) - 1]).largest.tolist())
     return ids
 
 

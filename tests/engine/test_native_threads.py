@@ -19,7 +19,7 @@ import torch
 from small_models import BLOCK_SIZE, load_executor, read
 
 from appliance.engine.executors import Executor
-from appliance.engine.runner import kv_groups
+from appliance.engine.loading import kv_groups
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PlanRow
 
@@ -54,8 +54,8 @@ def step(executor: Executor, rows: list[PlanRow]) -> torch.Tensor:
     count = sum(row.n_tokens for row in rows)
     output = executor.run(rows, [count - 1])
     logits = executor.logits(range(count))
-    assert all(output.finite)
-    assert output.largest == [int(logits[-1].argmax())]
+    assert output.finite.all()
+    assert output.largest.tolist() == [int(logits[-1].argmax())]
     return logits
 
 
