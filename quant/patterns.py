@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-
-from pydantic_core import SchemaError, SchemaValidator, core_schema
+from typing import TYPE_CHECKING
 
 from appliance.quant.errors import UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
 
 MAX_PATTERN_CHARS = 512
 # More than the layers of any model, and as many as stay compiled.
@@ -37,6 +39,9 @@ def limit_patterns(patterns: Iterable[str]) -> None:
 
 @lru_cache(maxsize=MAX_PATTERNS)
 def _compile(pattern: str) -> SchemaValidator | None:
+    # Here, as most models have no patterns.
+    from pydantic_core import SchemaError, SchemaValidator, core_schema
+
     if len(pattern) > MAX_PATTERN_CHARS or _COSTLY.search(pattern):
         return None
     # Names are ASCII; Rust's own classes hold all of Unicode's letters, and are slow to build too.

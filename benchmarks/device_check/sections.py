@@ -1,0 +1,47 @@
+"""The sections of the check, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+
+from benchmarks.device_check.attention import attention_parity, attention_speed
+from benchmarks.device_check.bandwidth import Peaks, bandwidth
+from benchmarks.device_check.parity import product_parity, row_parity, short
+from benchmarks.device_check.report import Found, Section
+from benchmarks.device_check.sizes import Sizes
+from benchmarks.device_check.speed import products, row_kernels
+from benchmarks.device_check.swap import swap
+
+# What is measured, one after the other, and how many seconds each may take.
+_MEASURED = {
+    "products": (products, 90),
+    "attention": (attention_speed, 60),
+    "row kernels": (row_kernels, 30),
+}
+
+
+def stages(
+    device: torch.device, sizes: Sizes, found: Mapping[str, Found]
+) -> Iterator[tuple[int, dict[str, Section]]]:
+    """Sections that may run side by side, and how many seconds they may take.
+
+    Args:
+        found: filled while stages run, with what the ones before have found.
+    """
+    yield 45, {"bandwidth": partial(bandwidth, device, sizes)}
+    checked = (("products", product_parity), ("rows", row_parity), ("attention", attention_parity))
+    yield (
+        120,
+        {
+            f"parity of {name}, {short(dtype)}": partial(check, device, sizes, dtype)
+            for name, check in checked
+            for dtype in sizes.dtypes
+        },
+    )
+    peaks = Peaks.of({row.what: row for row in found["bandwidth"].rows})
+    for name, (measure, limit_s) in _MEASURED.items():
+        yield limit_s, {name: partial(measure, device, sizes, peaks)}
+    yield 20, {"swap": partial(swap, device, sizes)}
