@@ -21,7 +21,7 @@ from pydantic import (
 
 from appliance.engine.config import EngineConfig
 from appliance.engine.sampling_params import MAX_SEED
-from appliance.settings_values import BlockSize, Texts, parse_host, parse_origin
+from appliance.settings_values import BlockSize, Device, Texts, parse_host, parse_origin
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 KEYS_FILE = "api_keys"
@@ -83,12 +83,12 @@ class ModelSettings(_Section):
     served_model_name: str | None = setting(
         None, "What clients call the model.", absent="the model's own name", example="house-model"
     )
-    dtype: Literal["auto", "float32"] = setting(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "What the model is computed in, on the CPU float32. What the inputs of matrix products are rounded to is "
-        "activation_precision.",
-        why="on the CPU the model is computed in float32; leave dtype at auto. What the inputs of matrix products "
-        "are rounded to is activation_precision, what keys and values are kept in kv_cache_dtype",
+        "What the model is computed in: bfloat16 (auto) or float16 on a GPU, float32 on the CPU, where what the "
+        "inputs of matrix products are rounded to is activation_precision. What doesn't go with the backend is "
+        "refused.",
+        why="what keys and values are kept in is kv_cache_dtype",
     )
     quantization: str | None = setting(
         None,
@@ -97,23 +97,24 @@ class ModelSettings(_Section):
         absent="whatever the tensors are",
         example="gguf",
     )
-    device: Literal["auto", "cpu"] = setting(
+    device: Device = setting(
         "auto",
-        "Where the model is computed.",
-        why="only the CPU backend is there; leave device at auto",
+        "Where the model is computed: cpu, cuda, or of several GPUs cuda:0, cuda:1 and so on, as "
+        "CUDA_VISIBLE_DEVICES numbers them. auto is the first GPU where one can be used, else cpu.",
     )
-    backend: Literal["auto", "cpu", "reference"] = setting(
+    backend: Literal["auto", "cpu", "gpu", "reference"] = setting(
         "auto",
-        "Who computes: cpu is the native kernels, and refuses to start where they were not built; reference is plain "
-        "torch, exact and many times slower; auto is the kernels where they were built, else the reference.",
-        why="the backends are the native CPU kernels and the reference in torch; leave backend at auto",
+        "Who computes: gpu is kernels for NVIDIA GPUs of compute capability 8.0 (Ampere) or later, cpu is the native "
+        "kernels; both refuse to start where they cannot run. reference is plain torch, exact and many times slower. "
+        "auto is the first of these three that can run.",
+        why="leave backend at auto",
     )
     activation_precision: Literal["int8", "bf16", "float32"] = setting(
         "int8",
         "What the native kernels round the inputs of matrix products to. int8, with a scale for every 32 values, is "
         "the fastest and changes a few greedy tokens in a hundred of a small model; bf16 changes about three in a "
         "thousand, and is two to three times slower; float32 rounds nothing "
-        "and is the slowest. The reference always takes float32.",
+        "and is the slowest. The reference always takes float32, a GPU what dtype says.",
         why="bf16 rounds less than int8, float32 rounds nothing",
     )
     tensor_parallel_size: int = setting(
@@ -181,20 +182,20 @@ class MemorySettings(_Section):
     )
     gpu_memory_utilization: float | None = setting(
         None,
-        "Most that the KV memory may take of what is free once the weights are loaded, on the CPU of main memory. "
-        "Not asked where kv_cache_memory_bytes is given.",
+        "Most that the KV memory may take of what is free once the weights are loaded: of the GPU's memory, or of "
+        "main memory. Not asked where kv_cache_memory_bytes is given.",
         unit="of what is free",
-        absent="a quarter, and at most 4 GiB",
+        absent="nine tenths of a GPU's, leaving at least 512 MiB; a quarter of main memory, and at most 4 GiB",
         example=0.5,
         gt=0,
         le=0.95,
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = setting(
         "auto",
-        "What keys and values are kept in; auto is bfloat16 with the native kernels and float32 with the reference. "
-        "The 16-bit types take half the memory of float32, int8 about a quarter. float16 needs the reference, int8 "
-        "the native kernels.",
-        why="int8 is the smallest that the KV memory of the CPU backend keeps",
+        "What keys and values are kept in; auto is what dtype says on a GPU, bfloat16 with the native kernels and "
+        "float32 with the reference. The 16-bit types take half the memory of float32, int8 about a quarter. The "
+        "native kernels have no float16, a GPU no float32, the reference no int8.",
+        why="int8 is the smallest that is kept",
     )
     block_size: BlockSize = setting(
         16,
@@ -204,8 +205,8 @@ class MemorySettings(_Section):
     enable_prefix_caching: bool = setting(True, "Reuse the KV memory of prompts that begin alike.")
     swap_space: float = setting(
         0.0,
-        "Further memory for the KV blocks of requests that must wait. The CPU backend has one kind of memory, so it "
-        "computes such requests again, and says so at start.",
+        "Further memory for the KV blocks of requests that must wait. No backend swaps: such requests are computed "
+        "again, and a start with swap_space says so.",
         unit="GiB",
         ge=0,
         le=4096,

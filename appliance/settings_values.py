@@ -7,10 +7,11 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 _HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _ORIGIN = re.compile(r"https?://[^/?#\s@*]+")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -54,5 +55,12 @@ def parse_origin(text: str) -> str:
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(":")[0], ""))
 
 
+def parse_device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise ValueError("expected auto, cpu, cuda, or the number of a GPU as in cuda:0")
+    return text
+
+
+Device = Annotated[str, AfterValidator(parse_device)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 BlockSize = Annotated[Literal[16, 32, 64], BeforeValidator(whole)]

@@ -73,7 +73,9 @@ FOREIGN = {
     "speculative_config": Foreign(_SPECULATION),
     "speculative_model": Foreign(_SPECULATION),
     "num_speculative_tokens": Foreign(_SPECULATION, ("0",)),
-    "cpu_offload_gb": Foreign("all weights are in main memory already; leave it out", ("0", "0.0")),
+    "cpu_offload_gb": Foreign(
+        "all weights are in the memory of the device that computes; leave it out", ("0", "0.0")
+    ),
     "num_gpu_blocks_override": Foreign("set kv_cache_memory_bytes instead, which is in bytes"),
     "preemption_mode": Foreign(
         "requests that must wait are computed again; leave it at recompute", ("recompute",)

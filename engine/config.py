@@ -17,14 +17,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         block_size: tokens in a KV block.
         enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
         kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
-        gpu_memory_utilization: most that a planned pool takes of the free memory, a share; None: a modest default.
+        gpu_memory_utilization: most that a planned pool takes of the free memory, a share; None: what is modest with
+            that kind of memory.
         kv_cache_dtype: "float32", "bfloat16", "float16" or "int8", where the backend has it; "auto": its own choice.
-        swap_space: GiB of further memory for the blocks of waiting requests; said to be unused by a backend
-            with one kind of memory.
+        swap_space: GiB of further memory for the blocks of waiting requests; said to be unused.
         quantization: what the user believes the weights to be; disagreement with the tensors is a note.
         seed: makes the seeds drawn for requests without one repeatable; None: they are random.
         num_threads: CPU threads of a step; None: the cores this process may use.
-        backend: "cpu" (the native kernels), "reference" (torch) or "auto": the kernels where they were built.
+        dtype: what the model is computed in, "float32", "bfloat16" or "float16", where the backend does; "auto": its
+            own choice.
+        device: "cpu", "cuda", "cuda:0", "cuda:1" ... as this process sees them; "auto": a GPU where one can be used.
+        backend: "cpu" (the native kernels), "gpu" (Triton's), "reference" (torch) or "auto": the best that is there.
         activation_precision: what the native kernels round activations to before a product: "int8", "bf16" or
             "float32".
     """
@@ -42,6 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     seed: int | None = None
     num_threads: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
     backend: str = "auto"
     activation_precision: str = "int8"
 
@@ -61,7 +66,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_blocks: KV blocks of all groups together.
         kv_block_bytes: size of one; the mean where the groups' differ.
         notes: sentences for the log, where something is not as was asked for.
-        backend: who executes steps: "cpu" or "reference".
+        backend: who executes steps: "cpu", "gpu" or "reference".
+        gpu: name of the GPU that executes them, "" where none does.
         native_isa: instruction set of the native library, or "" when it was not built.
     """
 
@@ -75,5 +81,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_block_bytes: int
     weight_bytes: int
     backend: str
+    gpu: str = ""
     native_isa: str
     notes: tuple[str, ...] = ()

@@ -9,9 +9,32 @@ from dataclasses import dataclass
 from appliance.engine.blocks import most_blocks
 from appliance.engine.errors import MemoryPlanError
 
-# Without a word from the user, the pools take at most this share of the free memory, and at most this much.
-_AUTO_SHARE = 0.25
-_AUTO_LIMIT_BYTES = 4 * 2**30
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    """Memory that pools are taken from, and how much of it without a word from the user.
+
+    Attributes:
+        name: in messages.
+        share: the most that pools take of what is free.
+        limit_bytes: the most that they take, None for no limit.
+        reserve_bytes: what they leave, if that is more than the share does.
+    """
+
+    name: str
+    share: float
+    limit_bytes: int | None = None
+    reserve_bytes: int = 0
+
+    def modest(self, free_bytes: int) -> int:
+        """What pools take of so much free memory; more of more."""
+        most = min(int(free_bytes * self.share), free_bytes - self.reserve_bytes)
+        return max(0, most if self.limit_bytes is None else min(most, self.limit_bytes))
+
+
+MAIN_MEMORY = MemoryKind("main memory", share=0.25, limit_bytes=4 * 2**30)
+# A device of its own is there for the model; the reserve is for a desktop on it, which grows.
+GPU_MEMORY = MemoryKind("the GPU's memory", share=0.9, reserve_bytes=512 * 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,8 @@ def plan_memory(
     max_num_seqs: int,
     kv_cache_memory_bytes: int | None,
     share: float | None = None,
+    kind: MemoryKind = MAIN_MEMORY,
+    situation: str = "",
 ) -> MemoryPlan:
     """Size the pools and the context. Never refuses a long context: it serves min(wanted, model, pools).
 
@@ -65,12 +90,20 @@ def plan_memory(
         chunk: most tokens of a sequence that a step computes.
         max_model_len: context the user wants, None for the model's own.
         kv_cache_memory_bytes: memory for all pools that the user wants, None for a share of what is free.
-        share: the most that this may be, 0 to 1; None for a quarter and at most 4 GiB.
+        share: the most that this may be, 0 to 1; None for what is modest with this kind of memory.
+        kind: of the memory.
+        situation: what else is to be said where pools don't fit, e.g. who holds the memory.
 
     Raises:
         MemoryPlanError: not even two blocks of each group fit, or more is asked for than is free.
     """
-    budget = _budget(free_bytes, kv_cache_memory_bytes, share)
+    end = f"; {situation}" if situation else ""
+    if kv_cache_memory_bytes is not None and kv_cache_memory_bytes > free_bytes:
+        raise MemoryPlanError(
+            f"kv_cache_memory_bytes asks for {_mib(kv_cache_memory_bytes)}, but {_mib(free_bytes)} of {kind.name} "
+            f"are free; ask for less{end}"
+        )
+    budget = kv_cache_memory_bytes or (kind.modest(free_bytes) if share is None else int(free_bytes * share))
     wanted = min(max_model_len or model_context_len, model_context_len)
     context_blocks = -(-wanted // block_size)
     most = [group.blocks(context_blocks, chunk, block_size) for group in groups]
@@ -85,28 +118,13 @@ def plan_memory(
 
     if budget < cost(2):
         raise MemoryPlanError(
-            f"the KV pool would have {_mib(budget)}, but two blocks of {block_size} tokens take "
-            f"{_mib(cost(2))}; free some memory, or raise kv_cache_memory_bytes or gpu_memory_utilization"
+            f"the KV pool would have {_mib(budget)} of {kind.name}, but two blocks of {block_size} tokens take "
+            f"{_mib(cost(2))}; free some memory, or raise kv_cache_memory_bytes or gpu_memory_utilization{end}"
         )
     steps = range(2, (max_num_seqs + 1) * context_blocks + 2)
     step = steps[bisect_right(steps, budget, key=cost) - 1]
     served = min(wanted, step * block_size)
     return MemoryPlan(sizes(step), served, _note(served, max_model_len, model_context_len))
-
-
-def _budget(free_bytes: int, asked: int | None, share: float | None) -> int:
-    """Bytes for all pools together."""
-    if asked is None:
-        return (
-            int(free_bytes * share)
-            if share is not None
-            else min(int(free_bytes * _AUTO_SHARE), _AUTO_LIMIT_BYTES)
-        )
-    if asked > free_bytes:
-        raise MemoryPlanError(
-            f"kv_cache_memory_bytes asks for {_mib(asked)}, but {_mib(free_bytes)} are free; ask for less"
-        )
-    return asked
 
 
 def _note(served: int, asked: int | None, model_context_len: int) -> str:

@@ -6,7 +6,7 @@ from appliance.engine.config import EngineConfig
 
 
 def load_notes(config: EngineConfig, own: tuple[str, ...], tensor_types: tuple[str, ...]) -> tuple[str, ...]:
-    """One sentence for each wish that a loaded model on a backend with one kind of memory does not fulfil.
+    """One sentence for each wish that a loaded model does not fulfil.
 
     Args:
         own: what those have to say who plan the memory and run the steps, "" for nothing.
@@ -15,8 +15,8 @@ def load_notes(config: EngineConfig, own: tuple[str, ...], tensor_types: tuple[s
     swap = ""
     if config.swap_space > 0:
         swap = (
-            f"swap_space asks for {config.swap_space:g} GiB, but KV memory on the CPU has one tier and needs no "
-            "other: preempted requests are computed again"
+            f"swap_space asks for {config.swap_space:g} GiB, but KV memory has one tier: "
+            "preempted requests are computed again"
         )
     notes = (*own, swap, _quantization_note(config, tensor_types))
     return tuple(note for note in notes if note)

@@ -25,6 +25,7 @@ TORCH_FREE = [
     "appliance.engine.errors",
     "appliance.engine.config",
     "appliance.engine.backends",
+    "appliance.engine.gpu_faults",
     "appliance.engine.packed_files",
     "appliance.kernels.checksum",
     "appliance.engine.protocol",

@@ -62,10 +62,11 @@ def _allow_many_connections() -> None:
 def _greeting(served: ServedModel, base_url: str) -> str:
     info = served.info
     native = f"native {info.native_isa}" if info.native_isa else "without the native library"
+    computes = f"backend {info.backend}, {info.gpu or native}"
     question = f'{{"model": "{served.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return "\n".join(
         (
-            f"{served.name} is ready: context {info.max_model_len:,}, backend {info.backend}, {native}",
+            f"{served.name} is ready: context {info.max_model_len:,}, {computes}",
             "",
             f"  curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{question}'",
             f"  appliance run --url {base_url}",

@@ -1,10 +1,10 @@
-"""Products with quantised matrices as they are compiled."""
+"""Products with quantised and with dense matrices as they are compiled."""
 
 from __future__ import annotations
 
 import math
 
-from appliance.kernels.linear import gpu
+from appliance.kernels.linear import gpu, gpu_dense, gpu_split
 from benchmarks.gpu_report.compile import Variant
 
 _ARGUMENTS = {
@@ -58,7 +58,27 @@ def _variant(scheme: str, x: str, tile: gpu.Tile) -> Variant:
     )
 
 
+def _dense(x: str, tile: gpu.Tile) -> Variant:
+    types = {name: _ARGUMENTS[name] for name in ("M", "N", "K", "x_stride", "out_stride", "splits")}
+    types |= {"x_ptr": f"*{x}:16", "weight_ptr": f"*{x}:16"}
+    types |= {"out_ptr": f"*{x}:16" if tile.splits_inside else "*fp32:16"}
+    return Variant(
+        name=f"dense {x} {tile.x_rows}x{tile.matrix_rows}",
+        kernel=gpu_dense.dense_kernel,
+        types=types,
+        given=gpu_dense.constants(tile, splits=4) | {"num_warps": tile.warps},
+    )
+
+
+def _merge() -> Variant:
+    types = {name: _ARGUMENTS[name] for name in ("M", "N", "splits", "out_stride")}
+    types |= {"parts_ptr": "*fp32:16", "bias_ptr": "*fp32:16", "out_ptr": "*fp16:16"}
+    return Variant("merge splits", gpu_split.merge_kernel, types, {"COLUMNS": 1024, "num_warps": 4})
+
+
 LINEAR = [
     *(_variant(scheme, x, gpu.TILES[0]) for scheme in _SCHEMES for x in ("fp16", "bf16")),
     *(_variant(scheme, "fp16", tile) for scheme in ("zp4 g128", "kquant4 g32") for tile in gpu.TILES[1:]),
+    *(_dense(x, tile) for tile in gpu_dense.TILES for x in ("fp16", "bf16")),
+    _merge(),
 ]

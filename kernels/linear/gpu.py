@@ -15,10 +15,8 @@ import triton.language as tl
 
 from appliance.kernels.linear.gpu_block import add_block
 from appliance.kernels.linear.gpu_matrix import TILE_ROWS, WORDS, GpuMatrix
+from appliance.kernels.linear.gpu_split import merge, num_splits
 
-# Programs that are enough for every multiprocessor, and blocks that are enough for one.
-_ENOUGH_PROGRAMS = 192
-_ENOUGH_BLOCKS = 8
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 
 
@@ -46,15 +44,6 @@ TILES = (
 def tile_for(rows: int) -> Tile:
     """The tile for so many rows of x."""
     return next((tile for tile in TILES if tile.x_rows >= rows), TILES[-1])
-
-
-def num_splits(matrix: GpuMatrix) -> int:
-    """Into how many parts a product's columns are split: of the matrix's shape alone, and so the order of additions."""
-    tiles, blocks = matrix.codes.shape[:2]
-    splits = 1
-    while tiles * splits < _ENOUGH_PROGRAMS and blocks >= 2 * splits * _ENOUGH_BLOCKS:
-        splits *= 2
-    return splits
 
 
 def multiply(
@@ -88,7 +77,7 @@ def multiply(
     if matrix.inputs is not None:
         x = _gather(x, matrix.inputs)
     zero = 0 if matrix.biases is not None else matrix.zero
-    blocks, splits = matrix.codes.shape[1], num_splits(matrix)
+    blocks, splits = matrix.codes.shape[1], num_splits(*matrix.codes.shape[:2])
     apart = splits > 1 and not tile.splits_inside
     target = out.new_empty(splits, rows, matrix.rows, dtype=torch.float32) if apart else out
     grid = (-(-matrix.rows // tile.matrix_rows), splits if apart else 1, -(-rows // tile.x_rows))
@@ -101,7 +90,7 @@ def multiply(
         matrix.super_scales,
         matrix.super_biases,
         matrix.table,
-        None if matrix.biases is None else _run_sums(matrix, x),
+        None if matrix.biases is None else run_sums(matrix, x),
         None if apart else bias,
         target,
         rows,
@@ -116,10 +105,7 @@ def multiply(
         num_warps=tile.warps,
     )
     if apart:
-        columns = 1024
-        _merge[(rows, -(-matrix.rows // columns))](
-            target, bias, out, rows, matrix.rows, splits, out.stride(0), COLUMNS=columns
-        )
+        merge(target, bias, out)
     return out
 
 
@@ -150,7 +136,7 @@ def _gather(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     return gathered
 
 
-def _run_sums(matrix: GpuMatrix, x: torch.Tensor) -> torch.Tensor:
+def run_sums(matrix: GpuMatrix, x: torch.Tensor) -> torch.Tensor:
     """float32 [M, runs]: sums of the columns that share their bias and their block."""
     run = min(matrix.group, matrix.block)
     runs = matrix.codes.shape[1] * (matrix.block // run)
@@ -222,19 +208,6 @@ def product_kernel(
     if SPLIT and not INSIDE:
         target += tl.program_id(1).to(tl.int64) * M * N
     tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (row[:, None] < N))
-
-
-@triton.jit
-def _merge(parts_ptr, bias_ptr, out_ptr, M, N, splits, out_stride, COLUMNS: tl.constexpr):
-    """The sum of float32 [splits, M, N] in their order, and the bias, to [M, N]."""
-    m = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for split in range(splits):
-        total += tl.load(parts_ptr + (m + split * M) * N + n, mask=n < N, other=0.0)
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + n, mask=n < N, other=0.0)
-    tl.store(out_ptr + m * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ adds in one order however a tile is spread over threads; nothing is contracted t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -272,7 +273,7 @@ def paged_attention(
     tables: torch.Tensor,
     starts: torch.Tensor,
     contexts: torch.Tensor,
-    most_queries: int,
+    queries: Sequence[int],
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
@@ -281,7 +282,7 @@ def paged_attention(
     """Causal attention of the queries of a ragged batch, each with its own sequence up to its own position.
 
     A row's result depends on its own queries, keys and values alone. Nothing waits for the device, and the grids
-    depend on shapes and `most_queries` alone, so that a graph may be recorded.
+    depend on shapes and `queries` alone, so that a graph may be recorded.
 
     Args:
         out: [rows, heads, head_dim] in the dtype of `q`; rows of no sequence are left as they are.
@@ -293,7 +294,8 @@ def paged_attention(
         starts: int32 [sequences + 1], ascending: rows starts[s] … starts[s + 1] - 1 are the last tokens of sequence s.
         contexts: int32 [sequences], the number of tokens of each, its queries included. Where it is 0, so that a slot
             of a recorded batch stands empty, rows become zeros.
-        most_queries: no sequence has more rows.
+        queries: of each sequence the number of its rows, at least one with rows; of a recorded batch, those that it
+            was recorded with.
         scale: multiplies the scores.
         window: a query sees the token at its own position and window - 1 before it; 0: all.
         softcap: c of c · tanh(score / c), which bounds the scores; 0: none.
@@ -303,7 +305,7 @@ def paged_attention(
     sequences, blocks = tables.shape
     codes, scales = codes_and_scales(pool, head_dim) if pool.dtype is torch.int8 else (pool, None)
     kv_heads, block_size = codes.shape[3:5]
-    assert head_dim % 16 == 0
+    assert head_dim % 8 == 0
     assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
     memory = (codes[:, layer], None if scales is None else scales[:, layer])
     group = heads // kv_heads
@@ -311,8 +313,9 @@ def paged_attention(
     segments = triton.cdiv(blocks * block_size, SEGMENT)
     decode = decode_options(head_dim, group)
     prefill = prefill_options(head_dim, group, scales is not None)
-    rows, most_rows = decode["ROWS"], most_queries * group
-    kept = min(rows // group, most_queries) * group
+    rows = decode["ROWS"]
+    most_decoded = max((count for count in queries if count * group <= rows), default=0)
+    kept = most_decoded * group
     shape = {"GROUP": group, "SEGMENT": SEGMENT, "HEAD_DIM": head_dim, "WIDTH": width, "WINDOW": window > 0}
     attend = shape | {
         "SOFTCAP": softcap > 0,
@@ -321,17 +324,18 @@ def paged_attention(
         "PLANE": codes.stride(2) // kv_heads,
     }
     of_sequences = (tables, starts, contexts)
-    states = q.new_empty((sequences, kv_heads, segments, 2, kept), dtype=torch.float32)
-    sums = q.new_empty((sequences, kv_heads, segments, kept, width), dtype=torch.float32)
-    decode_kernel[(sequences, kv_heads, min(segments, SPLITS))](
-        q, *memory, *of_sequences, sums, states, q.stride(0), blocks, segments, kept, window, scale, softcap,
-        **attend, **decode,
-    )  # fmt: skip
-    merge_kernel[(sequences, kept // group, heads)](
-        out, sums, states, starts, contexts, sinks, out.stride(0), segments, kept, window,
-        ROWS=rows, AT_ONCE=AT_ONCE, LIFTED=scales is not None, num_warps=1, enable_fp_fusion=False, **shape,
-    )  # fmt: skip
-    if most_rows > rows:
+    if most_decoded:
+        states = q.new_empty((sequences, kv_heads, segments, 2, kept), dtype=torch.float32)
+        sums = q.new_empty((sequences, kv_heads, segments, kept, width), dtype=torch.float32)
+        decode_kernel[(sequences, kv_heads, min(segments, SPLITS))](
+            q, *memory, *of_sequences, sums, states, q.stride(0), blocks, segments, kept, window, scale,
+            softcap, **attend, **decode,
+        )  # fmt: skip
+        merge_kernel[(sequences, most_decoded, heads)](
+            out, sums, states, starts, contexts, sinks, out.stride(0), segments, kept, window,
+            ROWS=rows, AT_ONCE=AT_ONCE, LIFTED=scales is not None, num_warps=1, enable_fp_fusion=False, **shape,
+        )  # fmt: skip
+    if max(queries) * group > rows:
         tiles = len(q) // (prefill["ROWS"] // group) + sequences
         prefill_kernel[(tiles, kv_heads)](
             out, q, *memory, *of_sequences, sinks, out.stride(0), q.stride(0), sequences, blocks, window,

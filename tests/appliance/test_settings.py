@@ -131,8 +131,10 @@ def test_a_file_cannot_say_where_it_is(config: Path) -> None:
 
 
 OUT_OF_RANGE: list[tuple[str, Any, str]] = [
-    ("dtype", "bfloat16", "computed in float32; leave dtype at auto"),
-    ("device", "cuda", "leave device at auto"),
+    ("dtype", "half", "what keys and values are kept in is kv_cache_dtype"),
+    ("device", "gpu", "expected auto, cpu, cuda, or the number of a GPU as in cuda:0"),
+    ("device", "cuda:", "expected auto, cpu, cuda, or the number"),
+    ("device", 0, "valid string"),
     ("kv_cache_dtype", "fp8", "int8 is the smallest"),
     ("tensor_parallel_size", 2, "leave tensor_parallel_size at 1"),
     ("tensor_parallel_size", 0, "greater than or equal to 1"),
@@ -277,6 +279,8 @@ def test_the_engine_gets_what_concerns_it() -> None:
         "quantization": "awq",
         "seed": 5,
         "num_threads": 2,
+        "dtype": "float16",
+        "device": "cuda:1",
         "backend": "reference",
         "activation_precision": "bf16",
     }
@@ -286,9 +290,9 @@ def test_the_engine_gets_what_concerns_it() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"enforce_eager": True}, {"dtype": "float32"}, {"device": "cpu"}, {"tensor_parallel_size": 1}],
+    [{"enforce_eager": True}, {"tensor_parallel_size": 1}],
 )
-def test_what_this_backend_does_anyway_is_accepted_and_changes_nothing(given: dict[str, Any]) -> None:
+def test_what_every_backend_does_anyway_is_accepted_and_changes_nothing(given: dict[str, Any]) -> None:
     assert load_settings(given).engine_config(Path("/m")) == EngineConfig(model_path="/m")
 
 

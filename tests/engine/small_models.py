@@ -89,12 +89,18 @@ def load_executor(
         kv_dtype, precision, threads: of the native one; by default nothing is rounded.
     """
     spec = spec or read(path)
-    layout = KVLayout(kv_groups(spec, torch.float32), BLOCK_SIZE)
+    layout = KVLayout(kv_groups(spec, getattr(torch, kv_dtype)), BLOCK_SIZE)
     executor: Executor
     with open_checkpoint(path) as checkpoint:
         weights, program = weights_type(checkpoint), build_program(spec)
         if backend == "reference":
             executor = TorchExecutor(program, spec, weights, layout, dense_bytes, _silent)
+        elif backend == "gpu":
+            # Of Triton, which an install without a GPU need not have.
+            from appliance.engine.executors.gpu_executor import GpuExecutor
+
+            cpu, dtype = torch.device("cpu"), torch.float16
+            executor = GpuExecutor(program, spec, weights, layout, device=cpu, dtype=dtype, progress=_silent)
         else:
             matrices = load_matrices(path, weights, matrix_names(program), 2, _silent).by_name
             executor = CpuExecutor(

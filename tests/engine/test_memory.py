@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.engine.errors import MemoryPlanError
-from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
+from appliance.engine.memory import GPU_MEMORY, MAIN_MEMORY, GroupNeed, MemoryKind, MemoryPlan, plan_memory
 
 
 def plan(**changes: Any) -> MemoryPlan:
@@ -63,6 +63,42 @@ def test_a_pool_that_cannot_be_is_refused_with_both_numbers(size: int) -> None:
         plan(kv_cache_memory_bytes=size)
 
 
+def test_the_message_names_the_memory_and_who_holds_it() -> None:
+    gpu: dict[str, Any] = {"kind": GPU_MEMORY, "situation": "Xorg (pid 1200) holds 0.4 GiB"}
+    with pytest.raises(MemoryPlanError) as error:
+        plan(**gpu, free_bytes=500 * 2**20)
+    assert str(error.value) == (
+        "the KV pool would have 0.0 MiB of the GPU's memory, but two blocks of 16 tokens take 2.0 MiB; free some "
+        "memory, or raise kv_cache_memory_bytes or gpu_memory_utilization; Xorg (pid 1200) holds 0.4 GiB"
+    )
+    with pytest.raises(MemoryPlanError) as error:
+        plan(**gpu, free_bytes=2**20, kv_cache_memory_bytes=2**21)
+    assert str(error.value) == (
+        "kv_cache_memory_bytes asks for 2.0 MiB, but 1.0 MiB of the GPU's memory are free; ask for less; "
+        "Xorg (pid 1200) holds 0.4 GiB"
+    )
+    with pytest.raises(MemoryPlanError, match=r"of main memory are free; ask for less$"):
+        plan(free_bytes=2**20, kv_cache_memory_bytes=2**21)
+
+
+@pytest.mark.parametrize(
+    ("kind", "free_gib", "taken_gib"),
+    [
+        (MAIN_MEMORY, 8, 2),
+        (MAIN_MEMORY, 64, 4),
+        (GPU_MEMORY, 20, 18),
+        (GPU_MEMORY, 2, 1.5),
+        (GPU_MEMORY, 0.25, 0),
+    ],
+)
+def test_without_a_word_pools_take_little_of_main_memory_and_most_of_a_gpus(
+    kind: MemoryKind, free_gib: float, taken_gib: float
+) -> None:
+    assert kind.modest(int(free_gib * 2**30)) == taken_gib * 2**30
+
+
+sizes = st.integers(2**25, 2**36)
+kinds = st.sampled_from([MAIN_MEMORY, GPU_MEMORY])
 groups = st.lists(
     st.builds(GroupNeed, st.integers(2**14, 2**20), st.sampled_from([0, 1, 16, 17, 512, 4096, 2**20])),
     min_size=1,
@@ -70,18 +106,17 @@ groups = st.lists(
 )
 
 
-@given(
-    st.integers(2**25, 2**36), st.integers(2**25, 2**36), st.integers(16, 9000), st.integers(16, 9000), groups
-)
+@given(sizes, sizes, st.integers(16, 9000), st.integers(16, 9000), groups, kinds)
 def test_more_memory_and_shorter_contexts_never_fit_worse(
-    a: int, b: int, long: int, short: int, needs: list[GroupNeed]
+    a: int, b: int, long: int, short: int, needs: list[GroupNeed], kind: MemoryKind
 ) -> None:
-    (less, more), (short, long) = sorted((a, b)), sorted((long, short))
-    small = plan(free_bytes=less, max_model_len=long, groups=needs)
-    big = plan(free_bytes=more, max_model_len=long, groups=needs)
+    less, more = sorted(kind.reserve_bytes + size for size in (a, b))
+    short, long = sorted((long, short))
+    small = plan(free_bytes=less, max_model_len=long, groups=needs, kind=kind)
+    big = plan(free_bytes=more, max_model_len=long, groups=needs, kind=kind)
     assert grown(small, big)
     assert big.max_model_len >= small.max_model_len
-    shorter = plan(free_bytes=less, max_model_len=short, groups=needs)
+    shorter = plan(free_bytes=less, max_model_len=short, groups=needs, kind=kind)
     assert shorter.max_model_len >= min(short, small.max_model_len)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import gptq_files
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from packed_families import EXPERT_ROWS as GROUP
+from packed_families import pack_gpt_oss, wide, write
+from safetensors.torch import load_file
 from test_families_moe import step
 from test_model_golden import GOLDEN, assert_close, load
 from transformers import AutoModelForCausalLM
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from appliance.engine.executors import Executor
 from appliance.quant.checkpoint import open_checkpoint
@@ -27,7 +27,6 @@ from appliance.quant.tensor import DenseTensor, QuantTensor
 
 Tensors = dict[str, torch.Tensor]
 IDS = [5, 17, 99, 3, 64, 120, 31, 8, 8, 77, 46, 12]
-GROUP = 32
 DENSE = ("embed_tokens", "norm", "experts.1.")
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
@@ -43,29 +42,6 @@ QUANTIZATION: dict[str, dict[str, Any]] = {
         },
     },
 }
-
-
-def wide(name: str) -> tuple[dict[str, Any], Tensors]:
-    """The fixture with experts of 32 rows, which fill groups."""
-    config = json.loads((GOLDEN / name / "config.json").read_text())
-    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    narrow = config[key]
-    config[key] = GROUP
-    generator = torch.Generator().manual_seed(1)
-    tensors = load_file(GOLDEN / name / "model.safetensors")
-    for tensor, value in tensors.items():
-        if ".experts." in tensor:
-            resized = {narrow: GROUP, 2 * narrow: 2 * GROUP}
-            shape = [resized.get(size, size) for size in value.shape]
-            tensors[tensor] = torch.randn(shape, generator=generator) * value.std()
-    return config, tensors
-
-
-def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
-    return folder
 
 
 def rounded(weight: torch.Tensor, *, symmetric: bool) -> gptq_files.Layer:
@@ -129,18 +105,7 @@ def test_single_experts_in_any_format(name: str, method: str, tmp_path: Path) ->
 
 
 def test_stacked_experts_in_mxfp4(tmp_path: Path) -> None:
-    config, tensors = wide("arch_gpt_oss")
-    stored = dict(tensors)
-    generator = torch.Generator().manual_seed(2)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = stored.pop(name).shape
-        shape = (experts, rows, columns // 32, 16)
-        blocks = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        scales = torch.randint(122, 126, shape[:3], dtype=torch.uint8, generator=generator)
-        stored |= {name + "_blocks": blocks, name + "_scales": scales}
-        tensors[name] = convert_moe_packed_tensors(blocks, scales).float()
-    dense = write(tmp_path / "dense", config, tensors)
-    folder = write(tmp_path / "packed", config | {"quantization_config": {"quant_method": "mxfp4"}}, stored)
+    folder, dense = pack_gpt_oss(tmp_path)
     expected = logits(load(dense))
     executor = load(folder, dense_bytes=0)
     assert torch.equal(logits(executor), expected)

@@ -97,7 +97,7 @@ class Memory:
         starts = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
         contexts = torch.tensor([stop for _, _, stop in parts] + [0] * (empty + 1), dtype=torch.int32)
         options = (self.scale, case.window, case.softcap, self.sinks)
-        paged_attention(out, q, self.pool, LAYER, tables.int(), starts, contexts, max(rows), *options)
+        paged_attention(out, q, self.pool, LAYER, tables.int(), starts, contexts, rows, *options)
         whole = out.as_strided(qkv.shape, qkv.stride(), 0)
         assert int(whole.isnan().sum()) == whole.numel() - out[:-1].numel(), (
             "not what it owns, or not all, was written"

@@ -1,0 +1,134 @@
+"""A model's weights on the GPU: read and packed one matrix after the other, as the step program names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from appliance.engine import program as ops
+from appliance.engine.weights import ModelWeights, Progress, read_layers
+from appliance.kernels.linear.gpu import multiply
+from appliance.kernels.linear.gpu_dense import multiply_dense
+from appliance.kernels.linear.gpu_grouped import ExpertMatrices, stack
+from appliance.kernels.linear.gpu_matrix import GpuMatrix
+from appliance.quant.gpu_packed import pack_for_gpu
+from appliance.quant.tensor import DenseTensor, QuantizedLinear, Weight
+
+Matrix = GpuMatrix | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLinear:
+    """y = x · Wᵀ + bias.
+
+    Attributes:
+        parts: matrices whose rows are stacked: packed, or dense [rows, columns] of the type that is computed in.
+        bias: float32 [rows of all], or None.
+    """
+
+    parts: tuple[Matrix, ...]
+    bias: torch.Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows if isinstance(part, GpuMatrix) else len(part) for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """[M, columns] → [M, rows]."""
+        first = 0
+        for part in self.parts:
+            stop = first + (part.rows if isinstance(part, GpuMatrix) else len(part))
+            bias, target = None if self.bias is None else self.bias[first:stop], out[:, first:stop]
+            if isinstance(part, GpuMatrix):
+                multiply(part, x, bias=bias, out=target)
+            else:
+                multiply_dense(part, x, bias=bias, out=target)
+            first = stop
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWeights:
+    """What a program multiplies with, by the weights that are stacked.
+
+    Attributes:
+        experts: by the stacked weights of all the experts.
+        vectors: of norms, and sinks, float32.
+    """
+
+    linears: dict[tuple[str, ...], GpuLinear] = field(default_factory=dict)
+    experts: dict[tuple[tuple[str, ...], ...], ExpertMatrices] = field(default_factory=dict)
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        matrices = [*self.linears.values(), *self.experts.values(), *self.vectors.values()]
+        return sum(each.nbytes for each in matrices)
+
+
+def load_gpu_weights(
+    program: ops.StepProgram,
+    weights: ModelWeights,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> GpuWeights:
+    """Everything the program reads, on the device.
+
+    Args:
+        dtype: of dense matrices there: float16 or bfloat16.
+    """
+    loaded = GpuWeights()
+    wanted = list(dict.fromkeys(names for op in program.ops for names in _matrices(op)))
+    stream = read_layers(weights, wanted, progress)
+    for op in program.ops:
+        loaded.vectors.update({name: weights.vector(name).to(device) for name in ops.vectors(op)})
+        if isinstance(op, ops.Experts):
+            for matrices in (op.gate_ups, op.downs):
+                layers = [next(stream)[1] for _ in matrices]
+                loaded.experts[matrices] = _stacked(layers, device, dtype)
+            continue
+        for names in _matrices(op):
+            if names not in loaded.linears:
+                loaded.linears[names] = _placed(next(stream)[1], device, dtype)
+    return loaded
+
+
+def _matrices(op: ops.Op) -> tuple[tuple[str, ...], ...]:
+    # A head that is the embedding shares its memory.
+    return ((op.weight,),) if isinstance(op, ops.Embed) else ops.matrices(op)
+
+
+def _placed(layer: QuantizedLinear, device: torch.device, dtype: torch.dtype) -> GpuLinear:
+    parts = tuple(_packed(part, device, dtype) for part in layer.parts)
+    return GpuLinear(parts, _bias(layer, device))
+
+
+def _bias(layer: QuantizedLinear, device: torch.device) -> torch.Tensor | None:
+    return None if layer.bias is None else layer.bias.to(device, torch.float32)
+
+
+def _packed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Matrix:
+    packed = None if isinstance(weight, DenseTensor) else pack_for_gpu(weight, device)
+    return weight.dequantize().to(device, dtype) if packed is None else packed
+
+
+def _stacked(layers: Sequence[QuantizedLinear], device: torch.device, dtype: torch.dtype) -> ExpertMatrices:
+    """The matrices of all experts as one; dense where they are not alike."""
+    biases = None
+    if any(layer.bias is not None for layer in layers):
+        rows = layers[0].out_features
+        biases = torch.stack([torch.zeros(rows) if layer.bias is None else layer.bias for layer in layers])
+        biases = biases.to(device, torch.float32)
+    packed = [_packed(layer.parts[0], device, dtype) for layer in layers if len(layer.parts) == 1]
+    stacked = stack(packed, biases) if len(packed) == len(layers) else None
+    if stacked is None:
+        dense = [layer.dequantize().to(device, dtype) for layer in layers]
+        stacked = stack(dense, biases)
+    assert stacked is not None
+    return stacked

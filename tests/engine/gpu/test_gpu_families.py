@@ -1,0 +1,34 @@
+"""Each family in 4 bits through the GPU's executor, interpreted: as the reference, and the same bits however computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from packed_families import GOLDEN, pack_family
+from safetensors.torch import load_file
+from small_models import DENSE_FAMILIES, Part, SmallModel
+
+# Of the largest logit; activations, keys and values are rounded to float16 some dozen times on the way.
+TOLERANCE = 2**-7
+FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen3_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_in_chunks_decoded_preempted_and_in_company(family: str, tmp_path: Path) -> None:
+    packed, _ = pack_family(family, tmp_path)
+    ids, other = (
+        tuple(row.tolist()) for row in load_file(GOLDEN / f"arch_{family}" / "expected.safetensors")["input_ids"][:2]
+    )
+    model = SmallModel(packed, backend="gpu", kv_dtype="float16")
+    (whole,) = model.run([Part(0, ids)])
+    expected = SmallModel(packed).run([Part(0, ids)])[0]
+    assert (whole - expected).abs().max() < TOLERANCE * expected.abs().max()
+    begun, _ = model.run([Part(1, ids[:9]), Part(2, other[:11])])
+    # Its blocks were taken; what it had is computed anew in others, at once with what came next.
+    again, _ = model.run([Part(3, ids[:18]), Part(2, other[11:13], 11)])
+    decoded, _ = model.run([Part(3, ids[18:19], 18), Part(2, other[13:14], 13)])
+    found = torch.cat([again, decoded])
+    assert torch.equal(begun, whole[:9])
+    assert torch.equal(found, whole[:19])
