@@ -103,7 +103,7 @@ class Memory:
         out = torch.full_like(q, math.nan)
         starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
         contexts = torch.tensor([stop for *_, stop in parts], dtype=torch.int32)
-        where = (tables.to(self.device), starts.to(self.device), contexts.to(self.device), max(counts))
+        where = (tables.to(self.device), starts.to(self.device), contexts.to(self.device), counts)
         case = self.case
         paged_attention(out, q, self.pool, _LAYER, *where, self.scale, case.window, case.softcap, self.sinks)
         return list(out.split(counts))
@@ -193,7 +193,7 @@ def _timed(
     by_layer = memory.view(slabs.dtype).view(sizes.layers, len(slabs), 1, *slabs.shape[2:])
 
     def attend(pool: torch.Tensor, layer: int) -> Callable[[], None]:
-        where = (tables, starts, contexts, queries)
+        where = (tables, starts, contexts, [queries] * batch)
         return lambda: paged_attention(out, q, pool, layer, *where, head_dim**-0.5)
 
     token = 2 * sizes.kv_heads * group.token_bytes

@@ -26,7 +26,7 @@ class Sizes:
         layers: of the KV memory that attention is measured in; kv_heads, group and head_dim of its heads.
         hidden, intermediate, vocab: of the model, with as many layers and such heads.
         swap_blocks: that are moved between memories.
-        models: of tests/golden, run whole; None: all.
+        models: of tests/golden, run whole; and tokens of their prompt and in all.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
@@ -57,7 +57,28 @@ class Sizes:
     intermediate: int = 14336
     vocab: int = 128256
     swap_blocks: int = 256
-    models: tuple[str, ...] | None = None
+    models: tuple[str, ...] = (
+        *(
+            "arch_llama",
+            "gguf_q4_k_m",
+            "awq_gemm_g64",
+            "arch_qwen3",
+            "gptqmodel_w4_g64_sym_desc",
+            "arch_gemma3_text",
+        ),
+        *("ct_w4a16_g64_asym_gptq", "gguf_q6_k", "arch_gpt_oss", "arch_qwen3_moe", "gptqmodel_w8_g128_sym"),
+        *(
+            "arch_gemma2",
+            "gguf_iq4_nl",
+            "arch_olmo2",
+            "gguf_q4_1",
+            "arch_phi3",
+            "ct_fp8_dynamic",
+            "arch_mixtral",
+        ),
+        *("gptqmodel_w2_g32_asym", "arch_smollm3", "arch_granite", "arch_mistral", "arch_qwen2"),
+    )
+    model_tokens: tuple[int, int] = (25, 40)
 
 
 FULL = Sizes()
@@ -74,7 +95,7 @@ TINY = Sizes(
     attention_cases=("Llama", "Gemma 2, int8"),
     rows=(1, 9),
     matrices=(("square", 64, 128),),
-    batches=(1, 2),
+    batches=(2,),
     decode_contexts=(20,),
     prefill=20,
     layers=1,
@@ -86,4 +107,5 @@ TINY = Sizes(
     vocab=64,
     swap_blocks=2,
     models=("arch_qwen3",),
+    model_tokens=(17, 19),
 )

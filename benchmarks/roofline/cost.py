@@ -16,7 +16,7 @@ from appliance.engine.spec import DecoderSpec
 
 _KEPT = Path(__file__).parents[1] / "gpu_report" / "kept.json"
 _TRITON = "3.7.1"
-# Of kernels/linear/gpu.py: into how many parts a product's columns are split, and rows up to which these are programs.
+# Of kernels/linear: how a product's columns are split (gpu_split.py), and rows up to which splits are programs.
 _TILE_ROWS, _BLOCK_BITS, _ENOUGH_PROGRAMS, _ENOUGH_BLOCKS, _ROWS_APART = 64, 512, 192, 8, 32
 
 
@@ -245,7 +245,7 @@ EXPERT_LAUNCHES = ("sort", "bounds", "search", "gate and up", "gated product", "
 
 
 def splits(rows: int, columns: int, bits: int) -> int:
-    """As `num_splits` of kernels/linear/gpu.py, which imports Triton."""
+    """As `num_splits` of kernels/linear/gpu_split.py, which imports Triton."""
     tiles, blocks = -(-rows // _TILE_ROWS), -(-columns // (_BLOCK_BITS // bits))
     count = 1
     while tiles * count < _ENOUGH_PROGRAMS and blocks >= 2 * count * _ENOUGH_BLOCKS:

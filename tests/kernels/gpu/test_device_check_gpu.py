@@ -57,7 +57,8 @@ def test_runs_from_a_checkout_with_torch_and_triton_alone(repo_root: Path, tmp_p
     assert set(found) == {
         "bandwidth",
         *(f"parity of {name}, float16" for name in ("products", "rows", "attention")),
-        *("products", "attention", "row kernels", "swap"),
+        "parity of models, float16, 1",
+        *("products", "model", "torch model", "attention", "row kernels", "swap"),
     }
     for name, section in found.items():
         assert section["rows"], name

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from appliance.kernels.linear.gpu import num_splits
 from appliance.kernels.linear.gpu_matrix import pack
+from appliance.kernels.linear.gpu_split import num_splits
 from benchmarks.roofline.__main__ import MODELS, report
 from benchmarks.roofline.cost import DENSE, DEVICES, GROUPS_OF_128, Cost, Load, Model, Setting, splits, step
 
@@ -64,4 +64,4 @@ def test_splits_are_those_of_the_kernel(shape: tuple[int, int], bits: int) -> No
     rows, columns = shape
     codes = torch.zeros(rows, columns * bits // 8, dtype=torch.uint8)
     matrix = pack(codes, torch.ones(rows, -(-columns // 64)), bits=bits, columns=columns, group=64)
-    assert splits(rows, columns, bits) == num_splits(matrix)
+    assert splits(rows, columns, bits) == num_splits(*matrix.codes.shape[:2])
