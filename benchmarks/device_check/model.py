@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -33,8 +34,9 @@ _STEPS = 20
 _KERNELS = 12
 
 
-def spec_of(sizes: Sizes) -> DecoderSpec:
-    config = {
+def config_of(sizes: Sizes) -> dict[str, Any]:
+    """As in config.json."""
+    return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.intermediate,
@@ -47,7 +49,10 @@ def spec_of(sizes: Sizes) -> DecoderSpec:
         "rms_norm_eps": 1e-5,
         "rope_theta": 5e5,
     }
-    return read_spec("LlamaForCausalLM", config, frozenset({"head"}))
+
+
+def spec_of(sizes: Sizes) -> DecoderSpec:
+    return read_spec("LlamaForCausalLM", config_of(sizes), frozenset({"head"}))
 
 
 def shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
@@ -170,13 +175,13 @@ def _steps(
     yield Row(f"{label}, as the engine steps", sum(row.n_tokens for row in rows) / taken, "tok/s")
     batch = build_gpu_batch(rows, _BLOCK, device)
     wanted = torch.tensor(last, device=device)
-    taken = seconds([lambda: _launch(executor, program, batch, wanted)], device, sizes.repeats)
+    taken = seconds([lambda: launch(executor, program, batch, wanted)], device, sizes.repeats)
     yield Row(f"{label}, recorded", taken * 1e3, "ms", bound)
     yield Row(f"{label}, recorded", sum(row.n_tokens for row in rows) / taken, "tok/s")
 
 
 @torch.inference_mode()
-def _launch(
+def launch(
     executor: GpuExecutor, program: ops.StepProgram, batch: object, wanted: torch.Tensor
 ) -> torch.Tensor:
     """What `GpuExecutor.run` does once its batch is on the device; logits of the wanted tokens."""

@@ -187,7 +187,8 @@ def _cost(op: ops.Op, model: Model, spec: DecoderSpec, setting: Setting, load: L
     token = 2 * kv_heads * (spec.head_dim * setting.kv_bytes + 4 * (setting.kv_bytes == 1))
     match op:
         case ops.Embed():
-            return Cost("embedding", hidden, hidden)
+            # Taken, and scaled.
+            return Cost("embedding", hidden, hidden, launches=2)
         case ops.RmsNorm() | ops.AddTo():
             return Cost("norms and additions", 0, 2 * hidden)
         case ops.QKRmsNorm() | ops.Rope():

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime import interpreter
 
+from appliance.engine.decoder import build_program
+from appliance.engine.executors.gpu_batch import build_gpu_batch
+from appliance.engine.executors.gpu_executor import GpuExecutor
+from appliance.engine.sampling_params import SamplingParams
+from appliance.engine.types import PlanRow
+from appliance.kernels.kv_layout import KVGroup, KVLayout
 from appliance.kernels.linear.gpu_matrix import pack
 from appliance.kernels.linear.gpu_split import num_splits
+from benchmarks.device_check.model import RandomWeights, config_of, launch, spec_of
+from benchmarks.device_check.sizes import TINY
 from benchmarks.roofline.__main__ import MODELS, report
 from benchmarks.roofline.cost import DENSE, DEVICES, GROUPS_OF_128, Cost, Load, Model, Setting, splits, step
 
@@ -65,3 +76,49 @@ def test_splits_are_those_of_the_kernel(shape: tuple[int, int], bits: int) -> No
     codes = torch.zeros(rows, columns * bits // 8, dtype=torch.uint8)
     matrix = pack(codes, torch.ones(rows, -(-columns // 64)), bits=bits, columns=columns, group=64)
     assert splits(rows, columns, bits) == num_splits(*matrix.codes.shape[:2])
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations of torch that compute, and kernels of Triton."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.count = 0
+        run = interpreter.GridExecutor.__call__
+
+        def counted(grid: object, *args: object, **options: object) -> object:
+            self.count += 1
+            with _disable_current_modes():
+                return run(grid, *args, **options)
+
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", counted)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        moves_nothing = ("empty", "new_empty", "view", "alias", "select", "to")
+        self.count += function.overloadpacket.__name__ not in moves_nothing
+        return function(*args, **(kwargs or {}))
+
+
+def test_launches_are_those_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So many columns that one product is split.
+    sizes = replace(TINY, intermediate=2048)
+    spec, cpu, half = spec_of(sizes), torch.device("cpu"), torch.float16
+    program, group = build_program(spec), KVGroup((0,), spec.num_kv_heads, spec.head_dim, half)
+    executor = GpuExecutor(
+        program,
+        spec,
+        RandomWeights(spec, half, cpu),
+        KVLayout((group,), 16),
+        device=cpu,
+        dtype=half,
+        progress=lambda _done, _all: None,
+    )
+    executor.attach_pools([4], 64)
+    row = PlanRow("r", (1,), 20, ((2, 1),), True, SamplingParams(), (0,))
+    batch, wanted = build_gpu_batch([row], 16, cpu), torch.tensor([0])
+    with Launches(monkeypatch) as launches:
+        launch(executor, program, batch, wanted)
+    costs = step(Model("", config_of(sizes)), Setting(), Load(1, 21))
+    assert max(cost.launches for cost in costs if cost.name == "down") == 2
+    # The rows whose logits are wanted are taken out of all.
+    assert launches.count == sum(cost.launches for cost in costs) + 1
