@@ -163,13 +163,15 @@ class MemorySettings(_Section):
         le=MAX_TOKENS,
     )
     max_num_seqs: int = setting(64, "Most requests in one step; others wait.", unit="requests", ge=1, le=1024)
-    max_num_batched_tokens: int = setting(
-        128,
+    max_num_batched_tokens: int | None = setting(
+        None,
         "Most tokens computed in one step: long prompts are computed in chunks of that many. At least "
         "max_num_seqs, so that every request can have one.",
         unit="tokens",
         ge=16,
         le=65536,
+        absent="128 on the CPU, 2048 on a GPU",
+        example=512,
     )
     kv_cache_memory_bytes: int | None = setting(
         None,

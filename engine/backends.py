@@ -47,6 +47,14 @@ _KV_DTYPES = {
     Backend.REFERENCE: ("float32", "bfloat16", "float16"),
 }
 
+# Tokens of a step without a word from the user. A GPU has work for all its cores with many, a CPU with few.
+_TOKEN_BUDGETS = {Backend.CPU: 128, Backend.GPU: 2048, Backend.REFERENCE: 128}
+
+
+def token_budget(config: EngineConfig, backend: Backend) -> int:
+    """Most tokens computed in a step: enough that every running sequence can have one."""
+    return max(config.max_num_batched_tokens or _TOKEN_BUDGETS[backend], config.max_num_seqs)
+
 
 def wants_gpu(config: EngineConfig) -> bool:
     """Whether a GPU is to be looked for."""

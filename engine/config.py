@@ -13,7 +13,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: longest context to serve, in tokens; None: the model's own.
         max_num_seqs: most sequences in one step.
         max_num_batched_tokens: most tokens computed in one step (the chunk size of a long prompt); raised to
-            `max_num_seqs` where it is less.
+            `max_num_seqs` where it is less; None: what suits the backend.
         block_size: tokens in a KV block.
         enable_prefix_caching: keep freed blocks findable by the hash of their tokens.
         kv_cache_memory_bytes: size of the KV pool; None: planned from free memory.
@@ -35,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 128
+    max_num_batched_tokens: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
@@ -49,11 +49,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     backend: str = "auto"
     activation_precision: str = "int8"
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens computed in a step: enough that every running sequence can have one."""
-        return max(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

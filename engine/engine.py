@@ -39,7 +39,7 @@ class Engine:
         pools = tuple(BlockPool(count, caching=caching) for count in model.memory.num_blocks)
         limits = SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
-            token_budget=config.token_budget,
+            token_budget=model.token_budget,
             max_model_len=model.memory.max_model_len,
             eos_token_ids=model.eos_token_ids,
         )
@@ -61,6 +61,7 @@ class Engine:
             kv_block_bytes=model.kv_block_bytes,
             weight_bytes=model.weight_bytes,
             backend=model.backend.value,
+            gpu=model.gpu,
             native_isa=native.isa(),
             notes=model.notes,
         )

@@ -45,6 +45,11 @@ def find_gpu(config: EngineConfig) -> torch.device | GpuFault:
     return GpuFault(f"{facts.gpus[index].name}: {explain(failure, facts.cuda)}", True) if failure else device
 
 
+def gpu_name(device: torch.device) -> str:
+    """What people call it."""
+    return "Triton's interpreter" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def is_interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on the CPU."""
     if "TRITON_INTERPRET" not in os.environ or not _has_triton():

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from small_models import BACKENDS, EXACT
 
-from appliance.engine import runner
+from appliance.engine import loading
 from appliance.engine.config import EngineConfig
 from appliance.engine.engine import Engine
 from appliance.engine.sampling_params import SamplingParams
@@ -88,12 +88,12 @@ def threads() -> Iterator[None]:
 @pytest.fixture(params=BACKENDS)
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Start:
     """Starts an engine on the model with the given windows; `whole`: all layers keep everything, in one group."""
-    read_spec, kv_groups = runner.read_spec, runner.kv_groups
+    read_spec, kv_groups = loading.read_spec, loading.kv_groups
 
     def start(windows: tuple[int, ...], *, whole: bool = False, **config: Any) -> Engine:
         layers = tuple(LayerSpec(window=window) for window in windows)
-        monkeypatch.setattr(runner, "read_spec", lambda *args: replace(read_spec(*args), layers=layers))
-        monkeypatch.setattr(runner, "kv_groups", one_group if whole else kv_groups)
+        monkeypatch.setattr(loading, "read_spec", lambda *args: replace(read_spec(*args), layers=layers))
+        monkeypatch.setattr(loading, "kv_groups", one_group if whole else kv_groups)
         settings = {
             "backend": request.param,
             **EXACT,

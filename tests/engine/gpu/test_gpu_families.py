@@ -1,4 +1,4 @@
-"""Each family in 4 bits through the GPU's executor, interpreted: as the reference, and the same bits however computed."""
+"""Each family in 4 bits through the GPU's executor, interpreted: the reference's logits, however they are computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen3_moe", "gpt_oss")
 def test_the_reference_in_chunks_decoded_preempted_and_in_company(family: str, tmp_path: Path) -> None:
     packed, _ = pack_family(family, tmp_path)
     ids, other = (
-        tuple(row.tolist()) for row in load_file(GOLDEN / f"arch_{family}" / "expected.safetensors")["input_ids"][:2]
+        tuple(row.tolist())
+        for row in load_file(GOLDEN / f"arch_{family}" / "expected.safetensors")["input_ids"][:2]
     )
     model = SmallModel(packed, backend="gpu", kv_dtype="float16")
     (whole,) = model.run([Part(0, ids)])
