@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from random_weights import random_gpu_weight
@@ -15,6 +16,7 @@ from appliance.kernels import gated_product as products
 from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.kv_layout import KVGroup, KVLayout, codes_and_scales
 from appliance.kernels.linear.gpu import multiply
+from appliance.kernels.linear.gpu_dense import multiply_dense
 from appliance.kernels.moe import route as route_reference
 from appliance.kernels.moe.gpu import combine, route
 from appliance.kernels.qkv.gpu import QKNorm, finish_qkv
@@ -59,31 +61,47 @@ def short(dtype: torch.dtype) -> str:
 
 
 def product_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
-    (rows, columns), counts = sizes.matrix, sizes.matrix_rows
+    rows, columns = sizes.matrix
     for name in sizes.schemes:
         weight = random_gpu_weight(name, rows, columns, 128)
         matrix = pack_for_gpu(weight, device)
         assert matrix is not None
         exact = weight.dequantize().to(device, torch.float64)
         scales = weight.scales.double().abs().amax(1) * (1 if weight.sub_scales is None else 128)
+        # What is added up is as large as the largest code times its scale, whatever is taken off.
         largest = exact.abs().amax(1) + 255 * scales.to(device)
-        bias = torch.randn(rows, device=device)
-        x = poisoned(max(counts), columns, dtype, device).copy_(torch.randn(max(counts), columns))
-        expected = x.double() @ exact.t() + bias
-        tolerance = 2 * _EPS32 * columns**0.5 * x.double().abs().sum(1, keepdim=True) * largest
-        found, different, beside = 0.0, 0, 0
-        alone = multiply(matrix, x[:1], bias=bias, out=poisoned(1, rows, torch.float32, device))
-        for count in counts:
-            out = poisoned(count, rows, torch.float32, device)
-            multiply(matrix, x[:count], bias=bias, out=out)
-            found = max(found, worst(out, expected[:count], tolerance[:count]))
-            different += int((out[:1] != alone).sum())
-            beside += strayed(out)
-        yield error(name, found)
-        yield error(f"{name}: beside the output, or not written", beside, "elements", 0.0)
-        # The interpreter's products add in another order in another shape.
-        if device.type == "cuda":
-            yield error(f"{name}: the first row, in batches of {counts}", different, "other", 0.0)
+        yield from _product(name, partial(multiply, matrix), exact, largest, sizes, dtype)
+    dense = torch.randn(rows, columns, device=device).to(dtype)
+    exact = dense.double()
+    yield from _product("dense", partial(multiply_dense, dense), exact, exact.abs().amax(1), sizes, dtype)
+
+
+def _product(
+    name: str,
+    multiplied: Callable[..., torch.Tensor],
+    exact: torch.Tensor,
+    largest: torch.Tensor,
+    sizes: Sizes,
+    dtype: torch.dtype,
+) -> Iterator[Row]:
+    """A product with the matrix `exact`, the largest terms of whose rows are `largest`."""
+    (rows, columns), counts, device = exact.shape, sizes.matrix_rows, exact.device
+    bias = torch.randn(rows, device=device)
+    x = poisoned(max(counts), columns, dtype, device).copy_(torch.randn(max(counts), columns))
+    expected = x.double() @ exact.t() + bias
+    tolerance = 2 * _EPS32 * columns**0.5 * x.double().abs().sum(1, keepdim=True) * largest
+    found, different, beside = 0.0, 0, 0
+    alone = multiplied(x[:1], bias=bias, out=poisoned(1, rows, torch.float32, device))
+    for count in counts:
+        out = multiplied(x[:count], bias=bias, out=poisoned(count, rows, torch.float32, device))
+        found = max(found, worst(out, expected[:count], tolerance[:count]))
+        different += int((out[:1] != alone).sum())
+        beside += strayed(out)
+    yield error(name, found)
+    yield error(f"{name}: beside the output, or not written", beside, "elements", 0.0)
+    # The interpreter's products add in another order in another shape.
+    if device.type == "cuda":
+        yield error(f"{name}: the first row, in batches of {counts}", different, "other", 0.0)
 
 
 def row_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:

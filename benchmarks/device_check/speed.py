@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from random_weights import random_gpu_weight
 
 from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.linear.gpu import multiply
+from appliance.kernels.linear.gpu_dense import multiply_dense
 from appliance.kernels.linear.gpu_matrix import TILE_ROWS, WORDS, GpuMatrix, block_columns
 from appliance.kernels.rms_norm.gpu import rms_norm
 from appliance.quant.gpu_packed import pack_for_gpu
@@ -54,15 +56,36 @@ def products(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
             for count in sizes.rows:
                 label = f"{name}, {count} rows, 4 bit g{_GROUP}, {short(dtype)}"
                 yield _product(label, copies, count, dtype, device, sizes, peaks)
-        dense = torch.randn(rows, columns, device=device).to(sizes.dtypes[-1])
-        weights = [dense] + [dense.clone() for _ in range(cold_copies(dense.nbytes, device) - 1)]
-        for count in sizes.rows:
-            x = torch.randn(count, columns, device=device).to(dense.dtype)
-            calls = [_linear(x, weight) for weight in weights]
-            num_bytes, flops = dense.nbytes + x.nbytes + 2 * count * rows, 2 * dense.numel() * count
-            label = f"{name}, {count} rows, torch, {short(dense.dtype)}"
-            yield _row(label, calls, peaks.floor(num_bytes, flops), device, sizes)
+        yield from _dense(name, rows, columns, sizes.rows, device, sizes, peaks)
+    # Of which a step multiplies few rows.
+    few = [count for count in sizes.rows if count <= 64]
+    yield from _dense("head", sizes.vocab, sizes.hidden, few, device, sizes, peaks)
     yield from _schemes(device, sizes, peaks)
+
+
+def _dense(
+    name: str,
+    rows: int,
+    columns: int,
+    counts: Sequence[int],
+    device: torch.device,
+    sizes: Sizes,
+    peaks: Peaks,
+) -> Iterator[Row]:
+    """Products with dense matrices, by our kernel and by torch."""
+    dtype = sizes.dtypes[-1]
+    weight = torch.randn(rows, columns, dtype=dtype, device=device)
+    weights = [weight] + [weight.clone() for _ in range(cold_copies(weight.nbytes, device) - 1)]
+    for count in counts:
+        x = torch.randn(count, columns, dtype=dtype, device=device)
+        out = torch.empty(count, rows, dtype=dtype, device=device)
+        floor = peaks.floor(weight.nbytes + x.nbytes + out.nbytes, 2 * weight.numel() * count)
+        used = weights if count <= 64 else weights[:2]
+        label = f"{name}, {count} rows, {short(dtype)}"
+        ours = [partial(multiply_dense, weight, x, out=out) for weight in used]
+        yield _row(f"{label}, ours", ours, floor, device, sizes)
+        theirs = [partial(torch.nn.functional.linear, x, weight) for weight in used]
+        yield _row(f"{label}, torch", theirs, floor, device, sizes)
 
 
 def _copy(matrix: GpuMatrix) -> GpuMatrix:
@@ -86,16 +109,8 @@ def _product(
     num_bytes, flops = copies[0].nbytes + x.nbytes + out.nbytes, 2 * rows * columns * count
     # What is bound by arithmetic needs no more than two.
     used = copies if count <= 64 else copies[:2]
-    calls = [_multiplied(matrix, x, out) for matrix in used]
+    calls = [partial(multiply, matrix, x, out=out) for matrix in used]
     return _row(label, calls, peaks.floor(num_bytes, flops), device, sizes)
-
-
-def _multiplied(matrix: GpuMatrix, x: torch.Tensor, out: torch.Tensor) -> Call:
-    return lambda: multiply(matrix, x, out=out)
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> Call:
-    return lambda: torch.nn.functional.linear(x, weight)
 
 
 def _row(label: str, calls: list[Call], floor: float | None, device: torch.device, sizes: Sizes) -> Row:
@@ -120,18 +135,12 @@ def row_kernels(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Ro
     weight = torch.ones(hidden, device=device)
     for count in sizes.rows:
         x = torch.randn(count, hidden, device=device)
-        calls = [_normed(x.clone(), weight, dtype) for _ in range(cold_copies(x.nbytes, device))]
+        copies = [x.clone() for _ in range(cold_copies(x.nbytes, device))]
+        calls = [partial(rms_norm, torch.empty_like(x, dtype=dtype), x, weight, 1e-5) for x in copies]
         yield _row(f"rms_norm, {count} rows", calls, peaks.floor(x.nbytes * 1.5), device, sizes)
         gate_up = torch.randn(count, 2 * inner, device=device).to(dtype)
-        calls = [_gated(gate_up.clone()) for _ in range(cold_copies(gate_up.nbytes, device))]
+        copies = [gate_up.clone() for _ in range(cold_copies(gate_up.nbytes, device))]
+        calls = [
+            partial(gated_product, gate_up.new_empty(count, inner), gate_up, "silu") for gate_up in copies
+        ]
         yield _row(f"silu · up, {count} rows", calls, peaks.floor(gate_up.nbytes * 1.5), device, sizes)
-
-
-def _normed(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> Callable[[], None]:
-    out = torch.empty_like(x, dtype=dtype)
-    return lambda: rms_norm(out, x, weight, 1e-5)
-
-
-def _gated(gate_up: torch.Tensor) -> Callable[[], None]:
-    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    return lambda: gated_product(out, gate_up, "silu")

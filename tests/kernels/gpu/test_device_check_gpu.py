@@ -19,18 +19,8 @@ from benchmarks.device_check.report import Row, error, problems, run_apart, tabl
 CPU = torch.device("cpu")
 # What the project depends on, but for torch and numpy.
 _ABSENT = (
-    *(
-        "fastapi",
-        "gguf",
-        "httpx",
-        "jinja2",
-        "msgspec",
-        "platformdirs",
-        "prometheus_client",
-        "psutil",
-        "pydantic",
-    ),
-    *("pydantic_core", "rich", "tokenizers", "tomli", "typer", "uvicorn", "zmq"),
+    *("fastapi", "gguf", "httpx", "jinja2", "msgspec", "platformdirs", "prometheus_client", "psutil"),
+    *("pydantic", "pydantic_core", "pynvml", "rich", "tokenizers", "tomli", "typer", "uvicorn", "zmq"),
 )
 _RUN = """
 import runpy, sys
