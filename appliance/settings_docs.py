@@ -34,6 +34,24 @@ with `--json` for programs. A list is written `a,b` or `["a", "b"]` in the envir
 one that the file has set.
 """
 
+_GPU = """\
+## GPU
+
+With `backend` and `device` at auto, a start looks for an NVIDIA GPU, compiles a first kernel and runs it. Where there
+is a GPU that cannot be used, one line says why and what to do, and the CPU computes. With `backend = "gpu"` or a GPU
+in `device`, that line is why the start is refused.
+
+A GPU needs compute capability 8.0 (Ampere) or later, torch built for CUDA and a driver for that CUDA, Triton (which
+such a torch brings), a C compiler and Python's headers (`apt install gcc python3-dev`). What Triton compiles is kept
+in `~/.triton/cache`, or where TRITON_CACHE_DIR says.
+
+KV memory is planned from what is free on the GPU. Other programs that hold more than a tenth of it are named at
+start, and all of them where the KV memory does not fit.
+
+Without a GPU, `TRITON_INTERPRET=1` and `backend = "gpu"` run the same kernels on the CPU, in float16 and far too
+slowly for use.
+"""
+
 _SAFETY = """\
 ## Safety
 
@@ -64,7 +82,7 @@ def reference() -> str:
     parts = [_HEAD]
     for section in SECTIONS:
         parts.append(f"## {_title(section)}\n\n{section.__doc__}\n\n{_table(section)}")
-    parts += [_SAFETY, _foreign()]
+    parts += [_GPU, _SAFETY, _foreign()]
     return "\n".join(parts)
 
 

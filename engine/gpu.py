@@ -71,7 +71,7 @@ def gather_facts(root: Path = Path("/")) -> GpuFacts:
             # It warns of GPUs that this torch has no kernels for; so do we, in a line.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.cuda.init()
+                torch.cuda.init()  # type: ignore[no-untyped-call]
             for index in range(torch.cuda.device_count()):
                 properties = torch.cuda.get_device_properties(index)
                 gpus.append(VisibleGpu(properties.name, (properties.major, properties.minor)))

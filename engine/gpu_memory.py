@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
 import psutil
 import torch
@@ -107,18 +107,21 @@ def _give_back(device: torch.device) -> None:
     torch.cuda.empty_cache()
 
 
-def other_processes(uuid: str, nvml: ModuleType | None = None) -> tuple[GpuProcess, ...]:
+def other_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Who else is on a GPU, or on a part of one (MIG); nobody where NVML is not there or fails.
 
     Args:
         uuid: the GPU's. Its number would not do: CUDA_VISIBLE_DEVICES and CUDA's own order change that.
-        nvml: pynvml, or None to import it.
     """
     try:
-        if nvml is None:
-            import pynvml as nvml
+        import pynvml
     except ImportError:
         return ()
+    return list_others(pynvml, uuid)
+
+
+def list_others(nvml: Any, uuid: str) -> tuple[GpuProcess, ...]:
+    """As `other_processes`, asking `nvml`, which is pynvml."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -134,7 +137,7 @@ def other_processes(uuid: str, nvml: ModuleType | None = None) -> tuple[GpuProce
     return tuple(GpuProcess(pid, _name(pid), size) for pid, size in used.items() if pid != os.getpid())
 
 
-def _used_bytes(nvml: ModuleType, uuid: str) -> dict[int, int | None]:
+def _used_bytes(nvml: Any, uuid: str) -> dict[int, int | None]:
     """The bytes of each process, by its id. One that computes and draws is in two lists, with all of its bytes."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from appliance.engine.backends import Backend, GpuFault, choose_backend, gpu_note, kv_dtype, precision_note
+from appliance.engine.backends import (
+    Backend,
+    GpuFault,
+    activation_dtype,
+    choose_backend,
+    gpu_note,
+    kv_dtype,
+    precision_note,
+)
 from appliance.engine.config import EngineConfig
 from appliance.engine.families import read_spec
 from appliance.engine.gpu import find_gpu, gpu_name
@@ -72,12 +80,13 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     gpu = find_gpu(config)
     device, fault = (torch.device("cpu"), gpu) if isinstance(gpu, GpuFault) else (gpu, None)
     backend = choose_backend(config, native.library() is not None, fault)
-    kv = kv_dtype(config, backend, interpreted=fault is None and device.type == "cpu")
+    interpreted = fault is None and device.type == "cpu"
+    dtype, kv = (choose(config, backend, interpreted) for choose in (activation_dtype, kv_dtype))
     with open_checkpoint(config.model_path) as checkpoint:
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
-        parts = ModelParts(config, backend, device, spec, weights, layout, progress)
+        parts = ModelParts(config, backend, device, getattr(torch, dtype), spec, weights, layout, progress)
         prepared = prepare(parts)
         eos_token_ids = frozenset(checkpoint.eos_token_ids)
         tensor_types = checkpoint.tensor_types()

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from appliance.engine.backends import Backend, activation_dtype, token_budget
+from appliance.engine.backends import Backend, token_budget
 from appliance.engine.config import EngineConfig
 from appliance.engine.decoder import build_program
 from appliance.engine.errors import MemoryPlanError, UnsupportedModelError
@@ -55,13 +55,14 @@ class ModelParts:
     """What executors are made of.
 
     Attributes:
-        device: that the GPU backend computes on.
+        device, dtype: that the GPU backend computes on and in.
         layout: of the KV memory; the types of its groups are those that are kept.
     """
 
     config: EngineConfig
     backend: Backend
     device: torch.device
+    dtype: torch.dtype
     spec: DecoderSpec
     weights: ModelWeights
     layout: KVLayout
@@ -123,7 +124,6 @@ def _gpu(parts: ModelParts) -> Prepared:
     from appliance.engine.executors.gpu_executor import GpuExecutor
 
     config, spec, device, groups = parts.config, parts.spec, parts.device, len(parts.layout.groups)
-    dtype = getattr(torch, activation_dtype(config, Backend.GPU, device.type == "cpu"))
     if spec.head_dim % 8:
         raise UnsupportedModelError(
             f"heads of {spec.head_dim} elements, the GPU's kernels take multiples of 8; set backend to cpu"
@@ -136,7 +136,7 @@ def _gpu(parts: ModelParts) -> Prepared:
             parts.weights,
             parts.layout,
             device=device,
-            dtype=dtype,
+            dtype=parts.dtype,
             progress=parts.progress,
         )
         torch.set_num_threads(1)

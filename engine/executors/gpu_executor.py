@@ -7,6 +7,7 @@ bfloat16. Under Triton's interpreter the same code runs on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from appliance.engine.executors.gpu_batch import GpuBatch, build_gpu_batch
 from appliance.engine.executors.gpu_program import FinishQkv, finish_qkv_at_once
 from appliance.engine.executors.gpu_weights import load_gpu_weights
 from appliance.engine.executors.rope_frequencies import rope_frequencies
+from appliance.engine.logit_rules import on_device
 from appliance.engine.spec import ClampedSwiglu, DecoderSpec
 from appliance.engine.types import BlockCopy, PlanRow
 from appliance.engine.weights import ModelWeights, Progress
@@ -87,8 +89,11 @@ class GpuExecutor:
         )
         self._pools = tuple(self._layout.view(group, each) for group, each in enumerate(memory))
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
+        with torch.inference_mode(), self._current():
+            return self._run(rows, greedy)
+
+    def _run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
         batch = build_gpu_batch(rows, self._layout.block_size, self._device)
         self._buffers.clear()
         for op in self._body:
@@ -97,10 +102,13 @@ class GpuExecutor:
         self._buffers.clear()
         return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
 
-    @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        with torch.inference_mode(), self._current():
+            return self._logits(tokens)
+
+    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self._batch is not None
-        self._buffers[self._program.hidden] = self._hidden[list(tokens)]
+        self._buffers[self._program.hidden] = self._hidden[on_device(list(tokens), torch.int64, self._device)]
         for op in self._program.head:
             self._HANDLERS[type(op)](self, op, self._batch)
         logits = self._buffers[self._program.output]
@@ -111,11 +119,14 @@ class GpuExecutor:
         at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
         found = [self._hidden.new_empty(0, dtype=torch.int64)]
         for start in range(0, len(tokens), at_once):
-            logits = self.logits(tokens[start : start + at_once])
+            logits = self._logits(tokens[start : start + at_once])
             found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
         return torch.cat(found)
 
-    @torch.inference_mode()
+    def _current(self) -> AbstractContextManager[object]:
+        """Makes the device the thread's own, where Triton launches."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
             pool = self._pools[copy.source.group]

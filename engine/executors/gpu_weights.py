@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from appliance.kernels.linear.gpu_dense import multiply_dense
 from appliance.kernels.linear.gpu_grouped import ExpertMatrices, stack
 from appliance.kernels.linear.gpu_matrix import GpuMatrix
 from appliance.quant.gpu_packed import pack_for_gpu
-from appliance.quant.tensor import DenseTensor, QuantizedLinear, Weight
+from appliance.quant.tensor import DenseTensor, QuantizedLinear, QuantTensor, Weight
 
 Matrix = GpuMatrix | torch.Tensor
 
@@ -86,7 +86,8 @@ def load_gpu_weights(
     loaded = GpuWeights()
     wanted = list(dict.fromkeys(names for op in program.ops for names in _matrices(op)))
     stream = read_layers(weights, wanted, progress)
-    for op in program.ops:
+    gate_up: tuple[tuple[str, ...], QuantizedLinear] | None = None
+    for op, following in zip(program.ops, (*program.ops[1:], None), strict=True):
         loaded.vectors.update({name: weights.vector(name).to(device) for name in ops.vectors(op)})
         if isinstance(op, ops.Experts):
             for matrices in (op.gate_ups, op.downs):
@@ -94,9 +95,40 @@ def load_gpu_weights(
                 loaded.experts[matrices] = _stacked(layers, device, dtype)
             continue
         for names in _matrices(op):
-            if names not in loaded.linears:
-                loaded.linears[names] = _placed(next(stream)[1], device, dtype)
+            if names in loaded.linears:
+                continue
+            _, layer = next(stream)
+            if isinstance(following, ops.GatedProduct):
+                gate_up = names, layer
+                continue
+            if gate_up is not None:
+                gates, layer = _in_order_of_codes(gate_up[1], layer)
+                loaded.linears[gate_up[0]] = _placed(gates, device, dtype)
+                gate_up = None
+            loaded.linears[names] = _placed(layer, device, dtype)
     return loaded
+
+
+def _in_order_of_codes(
+    gate_up: QuantizedLinear, down: QuantizedLinear
+) -> tuple[QuantizedLinear, QuantizedLinear]:
+    """Both, so that gates and ups come in the order in which the codes of `down` want them.
+
+    So that act-order costs nothing there; elsewhere what a product reads is gathered first.
+    """
+    order = down.parts[0].permutation if isinstance(down.parts[0], QuantTensor) else None
+    if order is None or len(down.parts) > 1:
+        return gate_up, down
+    inner = len(order)
+    both = torch.cat([order, order + inner])
+    if len(gate_up.parts) == 1:
+        parts = (gate_up.parts[0].select_rows(both),)
+    elif [part.shape[0] for part in gate_up.parts] == [inner, inner]:
+        parts = tuple(part.select_rows(order) for part in gate_up.parts)
+    else:
+        return gate_up, down
+    bias = None if gate_up.bias is None else gate_up.bias[both]
+    return QuantizedLinear(parts, bias), replace(down, parts=(replace(down.parts[0], permutation=None),))
 
 
 def _matrices(op: ops.Op) -> tuple[tuple[str, ...], ...]:

@@ -18,6 +18,7 @@ from appliance.engine.gpu_memory import (
     DeviceMemory,
     GpuProcess,
     device_memory,
+    list_others,
     measure_peak,
     other_processes,
 )
@@ -128,7 +129,7 @@ class FailingNvml(SimpleNamespace):
 )
 def test_what_nvml_cannot_do_is_left_out_and_it_is_closed(failing: str, seen: int) -> None:
     nvml: Any = FailingNvml(failing)
-    assert other_processes(UUID, nvml) == (GpuProcess(4194303, "", GIB),) * seen
+    assert list_others(nvml, UUID) == (GpuProcess(4194303, "", GIB),) * seen
     assert not nvml.is_open
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from packed_families import GOLDEN, pack_family
 from safetensors.torch import load_file
-from small_models import DENSE_FAMILIES, Part, SmallModel
+from small_models import DENSE_FAMILIES, Part, SmallModel, load_executor
 
 # Of the largest logit; activations, keys and values are rounded to float16 some dozen times on the way.
 TOLERANCE = 2**-7
@@ -33,3 +33,18 @@ def test_the_reference_in_chunks_decoded_preempted_and_in_company(family: str, t
     found = torch.cat([again, decoded])
     assert torch.equal(begun, whole[:9])
     assert torch.equal(found, whole[:19])
+
+
+def test_act_order_of_a_down_projection_is_that_of_gates_and_ups() -> None:
+    folder = GOLDEN / "gptqmodel_w4_g64_sym_desc"
+    executor = load_executor(folder, "gpu", kv_dtype="float16")
+    inputs = {
+        name: linear.parts[0].inputs
+        for (name, *_), linear in executor._weights.linears.items()
+        if "." in name
+    }
+    assert inputs["layers.0.down"] is None
+    assert inputs["layers.0.o"] is not None
+    model = SmallModel(folder, backend="gpu", kv_dtype="float16")
+    (got,), (expected,) = (each.run([Part(0, (5, 9, 2, 77))]) for each in (model, SmallModel(folder)))
+    assert (got - expected).abs().max() < TOLERANCE * expected.abs().max()
