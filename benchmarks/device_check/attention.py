@@ -14,8 +14,7 @@ from appliance.kernels.paged_attention import kv_write
 from appliance.kernels.paged_attention.gpu import paged_attention
 from appliance.kernels.qkv.gpu import finish_qkv
 from benchmarks.device_check.bandwidth import Peaks
-from benchmarks.device_check.parity import short
-from benchmarks.device_check.report import Row, error
+from benchmarks.device_check.report import Row, error, short
 from benchmarks.device_check.sizes import Sizes
 from benchmarks.device_check.timing import seconds
 
@@ -153,7 +152,7 @@ def attention_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> 
         yield error(f"{case.name}, last rows decoded, prefilled, in chunks, alone", different, "other", 0.0)
 
 
-def attention_speed(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
+def attention(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
     """A step's attention, layer after layer, so that none finds its keys in the cache."""
     dtype = sizes.dtypes[0]
     for kv_dtype in (dtype, torch.int8):

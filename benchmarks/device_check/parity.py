@@ -17,14 +17,16 @@ from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.kv_layout import KVGroup, KVLayout, codes_and_scales
 from appliance.kernels.linear.gpu import multiply
 from appliance.kernels.linear.gpu_dense import multiply_dense
+from appliance.kernels.linear.gpu_grouped import stack
 from appliance.kernels.moe import route as route_reference
-from appliance.kernels.moe.gpu import combine, route
+from appliance.kernels.moe import run_experts as run_reference
+from appliance.kernels.moe.gpu import route, run_experts
 from appliance.kernels.qkv.gpu import QKNorm, finish_qkv
 from appliance.kernels.rms_norm import rms_norm as norm_reference
 from appliance.kernels.rms_norm.gpu import rms_norm
 from appliance.kernels.rope import apply_rope, rope_table
 from appliance.quant.gpu_packed import pack_for_gpu
-from benchmarks.device_check.report import Row, error
+from benchmarks.device_check.report import Row, error, short
 from benchmarks.device_check.sizes import Sizes
 
 _EPS32 = torch.finfo(torch.float32).eps
@@ -56,11 +58,7 @@ def rounding(expected: torch.Tensor, dtype: torch.dtype) -> float:
     return float(expected.abs().max()) * (torch.finfo(dtype).eps / 2 + 32 * _EPS32)
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def product_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
+def products_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     rows, columns = sizes.matrix
     for name in sizes.schemes:
         weight = random_gpu_weight(name, rows, columns, 128)
@@ -104,11 +102,11 @@ def _product(
         yield error(f"{name}: the first row, in batches of {counts}", different, "other", 0.0)
 
 
-def row_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
+def rows_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
     yield from _row_kernels(device, sizes, dtype)
     for kv_dtype in (dtype, torch.int8):
         yield from _finish_qkv(device, sizes, dtype, kv_dtype)
-    yield from _experts(device)
+    yield from _experts(device, dtype)
     yield _sampling(device, sizes)
 
 
@@ -169,8 +167,8 @@ def _finish_qkv(
     yield error(f"{label}: in another layer", int(changed.sum()), "bytes", 0.0)
 
 
-def _experts(device: torch.device) -> Iterator[Row]:
-    rows, experts, top_k, width = 33, 128, 8, 768
+def _experts(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    rows, experts, top_k, width, inner = 33, 8, 2, 128, 64
     logits = torch.stack([torch.randperm(experts) * 0.5 - 4 for _ in range(rows)]).to(device)
     chosen = torch.full((rows, top_k), -7, dtype=torch.int32, device=device)
     weights = torch.full((rows, top_k), math.nan, device=device)
@@ -178,12 +176,21 @@ def _experts(device: torch.device) -> Iterator[Row]:
     which, shares = route_reference(logits.double(), top_k, True)
     yield error("routing: choices", int((chosen != which).sum()), "other", 0.0)
     yield error("routing: weights", worst(weights, shares.double(), 1e-5))
-    parts = torch.randn(rows * top_k, width, device=device).half()
-    out = poisoned(rows, width, torch.float16, device)
-    combine(out, parts, weights)
-    expected = (parts.double().view(rows, top_k, width) * weights.double().unsqueeze(-1)).sum(1)
-    yield error("experts added up", worst(out, expected, rounding(expected, torch.float16)))
-    yield error("experts added up: beside the output", strayed(out), "elements", 0.0)
+    gate_ups = [random_gpu_weight("zp4", 2 * inner, width, 32) for _ in range(experts)]
+    downs = [random_gpu_weight("zp4", width, inner, 32) for _ in range(experts)]
+    matrices = [stack([pack_for_gpu(each, device) for each in some]) for some in (gate_ups, downs)]
+    x = poisoned(rows, width, dtype, device).copy_(torch.randn(rows, width) * 2**-8)
+    out = poisoned(rows, width, dtype, device)
+    run_experts(out, x, chosen, weights, *matrices, "silu")
+
+    def run(expert: int, some: torch.Tensor) -> torch.Tensor:
+        gate_up, down = (each[expert].dequantize().to(device).double() for each in (gate_ups, downs))
+        return products.silu_mul(some @ gate_up.t()) @ down.t()
+
+    expected = run_reference(x.double(), which, shares, run)
+    # What is between the products is rounded twice, and the errors are independent.
+    yield error("experts", worst(out, expected, 4 * torch.finfo(dtype).eps * float(expected.abs().max())))
+    yield error("experts: beside the output", strayed(out), "elements", 0.0)
 
 
 def _sampling(device: torch.device, sizes: Sizes) -> Row:

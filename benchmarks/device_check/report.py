@@ -48,6 +48,10 @@ def error(what: str, value: float, unit: str = "of the tolerance", bound: float 
     return Row(what, value, unit, bound, is_error=True)
 
 
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass
 class Found:
     """Of a section: `failure` is a traceback or what else ended it early."""

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from benchmarks.device_check.attention import attention_parity, attention_speed
-from benchmarks.device_check.bandwidth import Peaks, bandwidth
-from benchmarks.device_check.model import model, torch_model
-from benchmarks.device_check.parity import product_parity, row_parity, short
-from benchmarks.device_check.quality import quality
-from benchmarks.device_check.report import Found, Row, Section
+from benchmarks.device_check.bandwidth import Peaks
+from benchmarks.device_check.report import Found, Row, Section, short
 from benchmarks.device_check.sizes import Sizes
-from benchmarks.device_check.speed import products, row_kernels
-from benchmarks.device_check.swap import swap
 
 _MODEL_SHARES = 4
-# What is measured, one after the other, and how many seconds each may take.
+# What is measured, one after the other: of which module, and how many seconds each may take.
 _MEASURED = {
-    "products": (products, 90),
-    "model": (model, 90),
-    "torch model": (torch_model, 30),
-    "attention": (attention_speed, 60),
-    "row kernels": (row_kernels, 30),
+    "products": ("speed", 90),
+    "model": ("model", 90),
+    "torch model": ("torch_model", 30),
+    "attention": ("attention", 60),
+    "row kernels": ("speed", 30),
 }
 
 
@@ -37,30 +33,41 @@ def stages(
     Args:
         found: filled while stages run, with what the ones before have found.
     """
-    yield 45, {"bandwidth": partial(bandwidth, device, sizes)}
+    yield 45, {"bandwidth": _section("bandwidth", "bandwidth", device, sizes)}
     yield 120, _checks(device, sizes)
     peaks = Peaks.of({row.what: row for row in found["bandwidth"].rows})
-    for name, (measure, limit_s) in _MEASURED.items():
-        yield limit_s, {name: partial(measure, device, sizes, peaks)}
-    yield 20, {"swap": partial(swap, device, sizes)}
+    for name, (module, limit_s) in _MEASURED.items():
+        yield limit_s, {name: _section(module, name.replace(" ", "_"), device, sizes, peaks)}
+    yield 20, {"swap": _section("swap", "swap", device, sizes)}
 
 
 def _checks(device: torch.device, sizes: Sizes) -> dict[str, Section]:
     """Most of their time goes into compiling, which is done in one thread of each."""
     shares = min(_MODEL_SHARES, len(sizes.models))
-    checks = (("products", product_parity), ("rows", row_parity), ("attention", attention_parity))
+    checks = {"products": "parity", "rows": "parity", "attention": "attention"}
     found: dict[str, Section] = {}
     for dtype in sizes.dtypes:
-        for name, check in checks:
-            found[f"parity of {name}, {short(dtype)}"] = partial(check, device, sizes, dtype)
+        for name, module in checks.items():
+            section = _section(module, f"{name}_parity", device, sizes, dtype)
+            found[f"parity of {name}, {short(dtype)}"] = section
         for share in range(shares):
-            section = partial(quality, device, sizes, dtype, share, shares)
+            section = _section("quality", "quality", device, sizes, dtype, share, shares)
             found[f"parity of models, {short(dtype)}, {share + 1}"] = section
         # Triton keeps what it has compiled, and the measurement that follows finds it.
         if device.type == "cuda":
             once = replace(sizes, dtypes=(dtype,), repeats=1)
-            found[f"compiling, {short(dtype)}"] = partial(_silently, partial(products, device, once, Peaks()))
+            section = _section("speed", "products", device, once, Peaks())
+            found[f"compiling, {short(dtype)}"] = partial(_silently, section)
     return found
+
+
+def _section(module: str, function: str, *args: Any) -> Section:
+    """Imported where it runs, so that what is broken in one costs no other."""
+
+    def run() -> Iterator[Row]:
+        yield from getattr(importlib.import_module(f"benchmarks.device_check.{module}"), function)(*args)
+
+    return run
 
 
 def _silently(section: Section) -> Iterator[Row]:

@@ -22,6 +22,7 @@ class Sizes:
         attention_cases: by their names; None: all.
         rows: of x, where time is measured.
         matrices: rows and columns, where time is measured.
+        experts: their number, those of a row, and the width of a row and of what is inside one, where time is measured.
         decode_contexts, prefill: tokens, where time is measured; and batches.
         layers: of the KV memory that attention is measured in; kv_heads, group and head_dim of its heads.
         hidden, intermediate, vocab: of the model, with as many layers and such heads.
@@ -46,6 +47,7 @@ class Sizes:
         ("gate and up", 28672, 4096),
         ("down", 4096, 14336),
     )
+    experts: tuple[int, int, int, int] = (128, 8, 2048, 768)
     batches: tuple[int, ...] = (1, 8, 32)
     decode_contexts: tuple[int, ...] = (1024, 4096, 16384)
     prefill: int = 2048
@@ -95,6 +97,7 @@ TINY = Sizes(
     attention_cases=("Llama, int8",),
     rows=(1, 9),
     matrices=(("square", 64, 128),),
+    experts=(4, 2, 64, 64),
     batches=(2,),
     decode_contexts=(20,),
     prefill=20,

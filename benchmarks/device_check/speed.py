@@ -12,16 +12,19 @@ from random_weights import random_gpu_weight
 from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.linear.gpu import multiply
 from appliance.kernels.linear.gpu_dense import multiply_dense
+from appliance.kernels.linear.gpu_grouped import ExpertMatrices
 from appliance.kernels.linear.gpu_matrix import TILE_ROWS, WORDS, GpuMatrix, block_columns
+from appliance.kernels.moe.gpu import run_experts
 from appliance.kernels.rms_norm.gpu import rms_norm
 from appliance.quant.gpu_packed import pack_for_gpu
 from benchmarks.device_check.bandwidth import Peaks
-from benchmarks.device_check.parity import short
-from benchmarks.device_check.report import Row
+from benchmarks.device_check.report import Row, short
 from benchmarks.device_check.sizes import Sizes
 from benchmarks.device_check.timing import Call, cold_copies, seconds
 
 _GROUP = 128
+# Of experts.
+_CHOICES = 8
 
 
 def random_matrix(rows: int, columns: int, device: torch.device) -> GpuMatrix:
@@ -61,6 +64,7 @@ def products(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
     few = [count for count in sizes.rows if count <= 64]
     yield from _dense("head", sizes.vocab, sizes.hidden, few, device, sizes, peaks)
     yield from _schemes(device, sizes, peaks)
+    yield from _experts(device, sizes, peaks)
 
 
 def _dense(
@@ -128,6 +132,27 @@ def _schemes(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
         for dtype in sizes.dtypes:
             label = f"{scheme} g{matrix.group}, {rows} × {columns}, 1 row, {short(dtype)}"
             yield _product(label, copies, 1, dtype, device, sizes, peaks)
+
+
+def _experts(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
+    """A mixture's layer behind its router, which chooses at random; never twice the same of a few."""
+    count, top_k, width, inner = sizes.experts
+    dtype = sizes.dtypes[-1]
+    gate_up = ExpertMatrices(random_matrix(count * 2 * inner, width, device), count, 2 * inner, None)
+    down = ExpertMatrices(random_matrix(count * width, inner, device), count, width, None)
+    turns = _CHOICES if device.type == "cuda" else 1
+    one = (gate_up.matrix.nbytes + down.matrix.nbytes) / count
+    for rows in sizes.rows:
+        x = torch.randn(rows, width, device=device).to(dtype)
+        out, weights = torch.empty_like(x), torch.full((rows, top_k), 1 / top_k, device=device)
+        calls, num_bytes = [], 0.0
+        for _ in range(turns):
+            chosen = torch.rand(rows, count, device=device).topk(top_k).indices.int()
+            num_bytes += (len(chosen.unique()) * one + x.nbytes + out.nbytes) / turns
+            calls.append(partial(run_experts, out, x, chosen, weights, gate_up, down, "silu"))
+        floor = peaks.floor(num_bytes, 2 * rows * top_k * 3 * width * inner)
+        label = f"{top_k} of {count} experts, {rows} rows, 4 bit g{_GROUP}, {short(dtype)}"
+        yield _row(label, calls, floor, device, sizes)
 
 
 def row_kernels(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from appliance.engine.spec import DecoderSpec
 _KEPT = Path(__file__).parents[1] / "gpu_report" / "kept.json"
 _TRITON = "3.7.1"
 # Of kernels/linear: how a product's columns are split (gpu_split.py), and rows up to which splits are programs.
-_TILE_ROWS, _BLOCK_BITS, _ENOUGH_PROGRAMS, _ENOUGH_BLOCKS, _ROWS_APART = 64, 512, 192, 8, 32
+_TILE_ROWS, _ENOUGH_PROGRAMS, _ENOUGH_BLOCKS, _ROWS_APART = 64, 192, 8, 32
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,22 @@ class Scheme:
 
     Attributes:
         bits: of a weight, with its share of scales and zero points.
-        codes: bits of a code; 0 where they are dense.
-        compiled: the product's row in the compile table.
+        block: columns that a product's loop takes in one turn.
+        compiled: of quantised ones, the product's row in the compile table.
     """
 
     name: str
     bits: float
-    codes: int = 0
+    block: int
     compiled: str = ""
 
 
-DENSE = Scheme("bf16", 16)
+DENSE = Scheme("bf16", 16, 64)
 GROUPS_OF_128 = Scheme(
-    "4 bit, groups of 128, zero points", 4 + (16 + 8) / 128, 4, "linear zp4 g128 fp16 8x64"
+    "4 bit, groups of 128, zero points", 4 + (16 + 8) / 128, 128, "linear zp4 g128 fp16 8x64"
 )
-GROUPS_OF_32 = Scheme("4 bit, groups of 32", 4 + 16 / 32, 4, "linear sym4 g32 fp16 8x64")
-INT8 = Scheme("int8", 8 + 16 / 32, 8, "linear sym8 g32 fp16 8x64")
+GROUPS_OF_32 = Scheme("4 bit, groups of 32", 4 + 16 / 32, 128, "linear sym4 g32 fp16 8x64")
+INT8 = Scheme("int8", 8 + 16 / 32, 64, "linear sym8 g32 fp16 8x64")
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def _product(op: ops.Linear, model: Model, setting: Setting, rows: int) -> Cost:
     name = {"q": "qkv", "gate": "gate and up"}.get(kind, kind)
     scheme = {"head": setting.head, "router": DENSE}.get(kind, setting.layers)
     weights = outputs * inputs
-    merges = scheme.codes and rows <= _ROWS_APART and splits(outputs, inputs, scheme.codes) > 1
-    codes = {scheme.compiled: weights * -(-rows // _TILE_ROWS)} if scheme.codes else None
+    merges = rows <= _ROWS_APART and splits(outputs, inputs, scheme.block) > 1
+    codes = {scheme.compiled: weights * -(-rows // _TILE_ROWS)} if scheme.compiled else None
     passing = 2 * rows * (inputs + outputs)
     return Cost(name, weights * scheme.bits / 8, passing, 2 * rows * weights, codes, 2 if merges else 1)
 
@@ -245,9 +245,9 @@ def _experts(op: ops.Experts, model: Model, setting: Setting, rows: int) -> Cost
 EXPERT_LAUNCHES = ("sort", "bounds", "search", "gate and up", "gated product", "down", "combine")
 
 
-def splits(rows: int, columns: int, bits: int) -> int:
+def splits(rows: int, columns: int, block: int) -> int:
     """As `num_splits` of kernels/linear/gpu_split.py, which imports Triton."""
-    tiles, blocks = -(-rows // _TILE_ROWS), -(-columns // (_BLOCK_BITS // bits))
+    tiles, blocks = -(-rows // _TILE_ROWS), -(-columns // block)
     count = 1
     while tiles * count < _ENOUGH_PROGRAMS and blocks >= 2 * count * _ENOUGH_BLOCKS:
         count *= 2

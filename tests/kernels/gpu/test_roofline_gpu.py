@@ -16,12 +16,25 @@ from appliance.engine.executors.gpu_executor import GpuExecutor
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PlanRow
 from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.kernels.linear.gpu_dense import splits_for
 from appliance.kernels.linear.gpu_matrix import pack
 from appliance.kernels.linear.gpu_split import num_splits
-from benchmarks.device_check.model import RandomWeights, config_of, launch, spec_of
+from benchmarks.device_check.llama import config_of, spec_of
+from benchmarks.device_check.model import RandomWeights, launch
 from benchmarks.device_check.sizes import TINY
 from benchmarks.roofline.__main__ import MODELS, report
-from benchmarks.roofline.cost import DENSE, DEVICES, GROUPS_OF_128, Cost, Load, Model, Setting, splits, step
+from benchmarks.roofline.cost import (
+    DENSE,
+    DEVICES,
+    GROUPS_OF_128,
+    INT8,
+    Cost,
+    Load,
+    Model,
+    Setting,
+    splits,
+    step,
+)
 
 LLAMA, QWEN, MIXTURE = MODELS
 
@@ -69,13 +82,14 @@ def test_the_floor_is_the_longest_of_memory_products_and_instructions() -> None:
     assert Cost("", passing=2 * device.cache).seconds(device) == 2 * device.cache / 936e9
 
 
-@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (4096, 14336), (512, 2048), (128, 64)])
-def test_splits_are_those_of_the_kernel(shape: tuple[int, int], bits: int) -> None:
+def test_splits_are_those_of_the_kernels(shape: tuple[int, int]) -> None:
     rows, columns = shape
-    codes = torch.zeros(rows, columns * bits // 8, dtype=torch.uint8)
-    matrix = pack(codes, torch.ones(rows, -(-columns // 64)), bits=bits, columns=columns, group=64)
-    assert splits(rows, columns, bits) == num_splits(*matrix.codes.shape[:2])
+    for scheme, bits in ((GROUPS_OF_128, 4), (INT8, 8)):
+        codes = torch.zeros(rows, columns * bits // 8, dtype=torch.uint8)
+        matrix = pack(codes, torch.ones(rows, -(-columns // 64)), bits=bits, columns=columns, group=64)
+        assert splits(rows, columns, scheme.block) == num_splits(*matrix.codes.shape[:2])
+    assert splits(rows, columns, DENSE.block) == splits_for(rows, columns)
 
 
 class Launches(TorchDispatchMode):
