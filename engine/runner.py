@@ -104,7 +104,7 @@ def _choose(rows: Sequence[PlanRow], indices: Sequence[int], logits: torch.Tenso
     counts = [len(row.seeds) for row in chosen]
     scores = {
         place: score(logits[place].expand(len(own), -1), own, row.sampling.logprobs)
-        for place, (row, own) in enumerate(zip(chosen, ids.split(counts), strict=True))
+        for place, (row, own) in enumerate(zip(chosen, torch.split(ids, counts), strict=True))
         if row.sampling.logprobs is not None
     }
     return _Choice(indices, counts, ids, finite, scores)

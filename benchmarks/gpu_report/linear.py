@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from appliance.kernels.linear import gpu, gpu_dense, gpu_split
+from appliance.kernels.linear import gpu, gpu_dense, gpu_grouped, gpu_split
 from benchmarks.gpu_report.compile import Variant
 
 _ARGUMENTS = {
@@ -40,8 +40,11 @@ _SCHEMES: dict[str, tuple[int, int, int, dict[str, str]]] = {
     "sym8 g32": (8, 32, 0, {}),
     "kquant6 g16": (8, 16, 256, _SUPERS),
 }
+_CHOICES = {"order_ptr": "*i64:16", "offsets_ptr": "*i32:16", "experts": "i32:16", "top_k": "i32"}
 # Of a lane, for a weight; of those that a model's layers are mostly made of.
 _MOST = {"sym4 g128": 3.0, "zp4 g128": 3.0}
+
+_OF_EXPERTS = ("zp4 g128", "kquant4 g32", "table4 g32")
 
 
 def _variant(scheme: str, x: str, tile: gpu.Tile) -> Variant:
@@ -70,6 +73,45 @@ def _dense(x: str, tile: gpu.Tile) -> Variant:
     )
 
 
+def _grouped(scheme: str, x: str, tile: gpu.Tile) -> Variant:
+    bits, group, super_group, arguments = _SCHEMES[scheme]
+    types = {name: kind.format(x=x) for name, kind in {**_ARGUMENTS, **arguments, **_CHOICES}.items()}
+    return Variant(
+        name=f"experts {scheme} {x} {tile.x_rows}x{tile.matrix_rows}",
+        kernel=gpu_grouped.grouped_kernel,
+        types=types,
+        given=gpu_grouped.constants(bits, group, super_group, 8, tile, 4, experts=128)
+        | {"num_warps": tile.warps},
+        work=tile.matrix_rows * 512 // bits if tile is gpu_grouped.TILES[0] else 0,
+    )
+
+
+def _grouped_dense(x: str, tile: gpu.Tile) -> Variant:
+    types = {name: _ARGUMENTS[name] for name in ("N", "K", "x_stride", "out_stride", "splits")} | _CHOICES
+    types |= {"x_ptr": f"*{x}:16", "weights_ptr": f"*{x}:16", "out_ptr": f"*{x}:16"}
+    return Variant(
+        name=f"experts dense {x} {tile.x_rows}x{tile.matrix_rows}",
+        kernel=gpu_grouped.grouped_dense_kernel,
+        types=types,
+        given=gpu_grouped.dense_constants(tile, splits=4, experts=128) | {"num_warps": tile.warps},
+    )
+
+
+def _gather_choices() -> Variant:
+    types = {
+        "x_ptr": "*fp16:16",
+        "inputs_ptr": "*i32:16",
+        "out_ptr": "*fp16:16",
+        "columns": "i32:16",
+    } | _CHOICES
+    return Variant(
+        name="experts gather",
+        kernel=gpu_grouped.gather_kernel,
+        types=types | {"x_stride": "i32:16"},
+        given={"EXPERTS": 128, "COLUMNS": 1024, "num_warps": 4},
+    )
+
+
 def _merge() -> Variant:
     types = {name: _ARGUMENTS[name] for name in ("M", "N", "splits", "out_stride")}
     types |= {"parts_ptr": "*fp32:16", "bias_ptr": "*fp32:16", "out_ptr": "*fp16:16"}
@@ -80,5 +122,9 @@ LINEAR = [
     *(_variant(scheme, x, gpu.TILES[0]) for scheme in _SCHEMES for x in ("fp16", "bf16")),
     *(_variant(scheme, "fp16", tile) for scheme in ("zp4 g128", "kquant4 g32") for tile in gpu.TILES[1:]),
     *(_dense(x, tile) for tile in gpu_dense.TILES for x in ("fp16", "bf16")),
+    *(_grouped(scheme, x, gpu_grouped.TILES[0]) for scheme in _OF_EXPERTS for x in ("fp16", "bf16")),
+    *(_grouped(scheme, "bf16", tile) for scheme in _OF_EXPERTS for tile in gpu_grouped.TILES[1:]),
+    *(_grouped_dense("bf16", tile) for tile in gpu_dense.TILES),
+    _gather_choices(),
     _merge(),
 ]

@@ -19,13 +19,13 @@ from appliance.engine.executors.gpu_program import FinishQkv, finish_qkv_at_once
 from appliance.engine.executors.gpu_weights import load_gpu_weights
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.logit_rules import on_device
-from appliance.engine.spec import ClampedSwiglu, DecoderSpec
+from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
 from appliance.engine.types import BlockCopy, PlanRow
 from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels.embedding.gpu import embed
 from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.kv_layout import KVLayout
-from appliance.kernels.moe.gpu import experts, route
+from appliance.kernels.moe.gpu import route, run_experts
 from appliance.kernels.paged_attention.gpu import paged_attention
 from appliance.kernels.qkv.gpu import QKNorm, finish_qkv
 from appliance.kernels.rms_norm.gpu import rms_norm
@@ -198,15 +198,18 @@ class GpuExecutor:
         self._buffers[op.chosen], self._buffers[op.weights] = chosen, weights
 
     def _experts(self, op: ops.Experts, _batch: GpuBatch) -> None:
-        x, matrices = self._input(op.x), self._weights.experts
-        experts(
+        experts = self._weights.experts
+        x, gate_ups, downs = self._input(op.x), experts[op.gate_ups], experts[op.downs]
+        run_experts(
             self._new(op.out, *x.shape),
             x,
             self._buffers[op.chosen],
             self._buffers[op.weights],
-            matrices[op.gate_ups],
-            matrices[op.downs],
+            gate_ups.matrices,
+            downs.matrices,
             *_activation(op.activation),
+            gate_up_bias=gate_ups.bias,
+            down_bias=downs.bias,
         )
 
     def _gated_product(self, op: ops.GatedProduct, _batch: GpuBatch) -> None:
@@ -237,7 +240,7 @@ class GpuExecutor:
     }
 
 
-def _activation(activation: ops.Activation | ClampedSwiglu) -> tuple[str, float, float]:
+def _activation(activation: Activation | ClampedSwiglu) -> tuple[str, float, float]:
     """Its name, and alpha and limit where it has them."""
     if isinstance(activation, ClampedSwiglu):
         return "clamped_swiglu", activation.alpha, activation.limit

@@ -53,6 +53,23 @@ class GpuLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuExperts:
+    """A product of each expert.
+
+    Attributes:
+        matrices: packed, or dense [experts, rows, columns].
+        bias: float32 [experts, rows], or None.
+    """
+
+    matrices: ExpertMatrices | torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrices.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuWeights:
     """What a program multiplies with, by the weights that are stacked.
 
@@ -62,13 +79,13 @@ class GpuWeights:
     """
 
     linears: dict[tuple[str, ...], GpuLinear] = field(default_factory=dict)
-    experts: dict[tuple[tuple[str, ...], ...], ExpertMatrices] = field(default_factory=dict)
+    experts: dict[tuple[tuple[str, ...], ...], GpuExperts] = field(default_factory=dict)
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        matrices = [*self.linears.values(), *self.experts.values(), *self.vectors.values()]
-        return sum(each.nbytes for each in matrices)
+        held = (self.linears, self.experts, self.vectors)
+        return sum(each.nbytes for kind in held for each in kind.values())
 
 
 def load_gpu_weights(
@@ -116,19 +133,20 @@ def _in_order_of_codes(
 
     So that act-order costs nothing there; elsewhere what a product reads is gathered first.
     """
-    order = down.parts[0].permutation if isinstance(down.parts[0], QuantTensor) else None
-    if order is None or len(down.parts) > 1:
+    codes, parts = down.parts[0], gate_up.parts
+    if not isinstance(codes, QuantTensor) or codes.permutation is None or len(down.parts) > 1:
         return gate_up, down
-    inner = len(order)
+    order, inner = codes.permutation, len(codes.permutation)
     both = torch.cat([order, order + inner])
-    if len(gate_up.parts) == 1:
-        parts = (gate_up.parts[0].select_rows(both),)
-    elif [part.shape[0] for part in gate_up.parts] == [inner, inner]:
-        parts = tuple(part.select_rows(order) for part in gate_up.parts)
+    if len(parts) == 1:
+        ordered = [parts[0].select_rows(both)]
+    elif [part.shape[0] for part in parts] == [inner, inner]:
+        ordered = [part.select_rows(order) for part in parts]
     else:
         return gate_up, down
     bias = None if gate_up.bias is None else gate_up.bias[both]
-    return QuantizedLinear(parts, bias), replace(down, parts=(replace(down.parts[0], permutation=None),))
+    unordered = replace(codes, permutation=None)
+    return QuantizedLinear(tuple(ordered), bias), QuantizedLinear((unordered,), down.bias)
 
 
 def _matrices(op: ops.Op) -> tuple[tuple[str, ...], ...]:
@@ -150,17 +168,16 @@ def _packed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Matrix:
     return weight.dequantize().to(device, dtype) if packed is None else packed
 
 
-def _stacked(layers: Sequence[QuantizedLinear], device: torch.device, dtype: torch.dtype) -> ExpertMatrices:
-    """The matrices of all experts as one; dense where they are not alike."""
-    biases = None
-    if any(layer.bias is not None for layer in layers):
-        rows = layers[0].out_features
-        biases = torch.stack([torch.zeros(rows) if layer.bias is None else layer.bias for layer in layers])
-        biases = biases.to(device, torch.float32)
-    packed = [_packed(layer.parts[0], device, dtype) for layer in layers if len(layer.parts) == 1]
-    stacked = stack(packed, biases) if len(packed) == len(layers) else None
-    if stacked is None:
-        dense = [layer.dequantize().to(device, dtype) for layer in layers]
-        stacked = stack(dense, biases)
-    assert stacked is not None
-    return stacked
+def _stacked(layers: Sequence[QuantizedLinear], device: torch.device, dtype: torch.dtype) -> GpuExperts:
+    """A layer of each expert as one; dense where their matrices are not alike."""
+    biases = [layer.bias for layer in layers]
+    bias = None
+    if any(each is not None for each in biases):
+        none = torch.zeros(layers[0].out_features)
+        bias = torch.stack([none if each is None else each for each in biases]).to(device, torch.float32)
+    parts = [_packed(part, device, dtype) for layer in layers for part in layer.parts]
+    packed = [part for part in parts if isinstance(part, GpuMatrix)]
+    stacked = stack(packed) if len(packed) == len(parts) == len(layers) else None
+    if stacked is not None:
+        return GpuExperts(stacked, bias)
+    return GpuExperts(torch.stack([layer.dequantize().to(device, dtype) for layer in layers]), bias)

@@ -41,9 +41,9 @@ TILES = (
 )
 
 
-def tile_for(rows: int) -> Tile:
+def tile_for(rows: int, tiles: tuple[Tile, ...] = TILES) -> Tile:
     """The tile for so many rows of x."""
-    return next((tile for tile in TILES if tile.x_rows >= rows), TILES[-1])
+    return next((tile for tile in tiles if tile.x_rows >= rows), tiles[-1])
 
 
 def multiply(

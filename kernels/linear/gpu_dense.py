@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from appliance.kernels.linear.gpu import Tile
+from appliance.kernels.linear.gpu import Tile, tile_for
 from appliance.kernels.linear.gpu_split import merge, num_splits
 
 BLOCK = 64
@@ -23,16 +23,11 @@ TILES = (
     Tile(16, 64, 4, 4),
     Tile(32, 64, 4, 4),
     Tile(64, 64, 4, 4, splits_inside=True),
-    Tile(128, 128, 8, 3, splits_inside=True),
+    Tile(128, 64, 8, 3, splits_inside=True),
 )
 _BLOCK = tl.constexpr(BLOCK)
 # The interpreter's products of bfloat16 are wrong, those of float32 are exact before they are added up.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-def tile_for(rows: int) -> Tile:
-    """The tile for so many rows of x."""
-    return next((tile for tile in TILES if tile.x_rows >= rows), TILES[-1])
 
 
 def splits_for(rows: int, columns: int) -> int:
@@ -55,7 +50,7 @@ def multiply_dense(
         x: [M, K] of the same type, rows contiguous; M may be 0.
         bias: float32 [N], or None.
         out: float16, bfloat16 or float32 [M, N], rows contiguous; None for a new one of x's type.
-        tile: None for `tile_for(M)`.
+        tile: None for the least of `TILES` that holds M.
 
     Returns:
         out.
@@ -70,7 +65,7 @@ def multiply_dense(
     assert x.stride(1) == out.stride(1) == 1
     if rows == 0:
         return out
-    tile = tile or tile_for(rows)
+    tile = tile or tile_for(rows, TILES)
     splits = splits_for(columns, width)
     apart = splits > 1 and not tile.splits_inside
     target = out.new_empty(splits, rows, columns, dtype=torch.float32) if apart else out
@@ -154,6 +149,7 @@ def multiply_rows(
     per_split = tl.cdiv(blocks, splits)
     first = 0 if INSIDE else split * per_split
     last = blocks if INSIDE else tl.minimum(first + per_split, blocks)
+    end = first + per_split
     total, acc = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
     for block in tl.range(first, last, num_stages=STAGES):
         k = block * _BLOCK + tl.arange(0, _BLOCK)
@@ -164,8 +160,8 @@ def multiply_rows(
             weight, x = weight.to(tl.float32), x.to(tl.float32)
         acc = tl.dot(weight, x, acc)
         if INSIDE:
-            # The end of a split.
-            if (block + 1) % per_split == 0:
+            if block + 1 == end:
+                end += per_split
                 total += acc
                 acc = tl.zeros((BN, BM), tl.float32)
     return total + acc if INSIDE else acc

@@ -1,10 +1,13 @@
-"""Mixture of experts in Triton, all but the products: choosing, sorting, adding up; nothing waits for the device."""
+"""Mixture of experts in Triton: choosing, sorting, products, adding up; nothing waits for the device."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+
+from appliance.kernels.gated_product.gpu import gated_product
+from appliance.kernels.linear.gpu_grouped import ExpertMatrices, multiply_grouped
 
 _TILE = 1024
 
@@ -107,8 +110,7 @@ def combine(out: torch.Tensor, parts: torch.Tensor, weights: torch.Tensor) -> No
 def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The choices of a batch in the order of their experts, and of the rows where experts are the same.
 
-    Sorting is torch's: the sizes are small, and the grid of what follows depends on shapes alone: in tiles of M
-    choices, expert e has those from offsets[e] // M + e on, and perhaps one more than it needs.
+    Sorting is torch's: the sizes are small, and the grid of what follows depends on shapes alone.
 
     Args:
         chosen: int32 [rows, top_k].
@@ -120,3 +122,41 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, to
     ordered, order = torch.sort(chosen.flatten(), stable=True)
     bounds = torch.arange(experts + 1, dtype=chosen.dtype, device=chosen.device)
     return order, torch.searchsorted(ordered, bounds, out_int32=True)
+
+
+def run_experts(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: ExpertMatrices | torch.Tensor,
+    down: ExpertMatrices | torch.Tensor,
+    activation: str,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> None:
+    """y[row] = Σ weights[row, k] · down(activation(gate) · up) of expert chosen[row, k], over k in order.
+
+    Args:
+        out: [rows, width], fp16, bf16 or fp32.
+        x: fp16 or bf16 [rows, width]; both may be strided along the rows.
+        chosen, weights: of `route`.
+        gate_up, down: matrices [2 · inner, width], the gate's rows first, and [width, inner] of each expert.
+        activation, alpha, limit: of `gated_product`.
+        gate_up_bias, down_bias: float32 [experts, 2 · inner] and [experts, width], contiguous.
+    """
+    top_k = chosen.shape[1]
+    experts, doubled = (
+        gate_up.shape[:2] if isinstance(gate_up, torch.Tensor) else (gate_up.experts, gate_up.rows)
+    )
+    order, offsets = sort_by_expert(chosen, experts)
+    gate_and_up = x.new_empty(len(order), doubled)
+    multiply_grouped(gate_up, x, order, offsets, out=gate_and_up, top_k=top_k, bias=gate_up_bias)
+    inner = x.new_empty(len(order), doubled // 2)
+    gated_product(inner, gate_and_up, activation, alpha, limit)
+    parts = x.new_empty(len(order), out.shape[1], dtype=torch.float32)
+    multiply_grouped(down, inner, order, offsets, out=parts, bias=down_bias)
+    combine(out, parts, weights)

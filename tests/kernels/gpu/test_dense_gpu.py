@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from appliance.kernels.linear.gpu_dense import BLOCK, TILES, Tile, multiply_dense, splits_for, tile_for
+from appliance.kernels.linear.gpu_dense import BLOCK, TILES, Tile, multiply_dense, splits_for
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -93,11 +93,3 @@ def test_results_are_rounded_to_the_type_of_x(dtype: torch.dtype) -> None:
     # The interpreter cuts bfloat16 where the device rounds it.
     exact = product(weight, x)
     assert ((result.float() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
-
-
-def test_the_smallest_tile_that_holds_the_rows() -> None:
-    sizes = [tile.x_rows for tile in TILES]
-    assert sizes == sorted(sizes)
-    assert tile_for(1).x_rows == tile_for(16).x_rows == 16
-    assert tile_for(17).x_rows == 32
-    assert tile_for(65) is tile_for(4096) is TILES[-1]

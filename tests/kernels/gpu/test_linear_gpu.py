@@ -147,3 +147,4 @@ def test_the_smallest_tile_that_holds_the_rows() -> None:
     assert tile_for(1).x_rows == tile_for(8).x_rows == 8
     assert tile_for(9).x_rows == 16
     assert tile_for(4096) is TILES[-1]
+    assert tile_for(9, TILES[2:]) is TILES[2]
