@@ -1,12 +1,14 @@
-"""A roofline of decoding and prefill on GPUs by their data sheets: `python -m benchmarks.roofline` prints it.
+"""A roofline of decoding and prefill on GPUs by their data sheets: a model, nothing of it is measured.
 
-A model, nothing of it is measured. docs/performance.md has what this prints.
+`python -m benchmarks.roofline` prints it; `--update` puts it into docs/performance.md.
 """
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.roofline.cost import (
     DENSE,
@@ -22,6 +24,8 @@ from benchmarks.roofline.cost import (
     step,
 )
 
+_PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+_HEADING = "## GPUs: a model, not a measurement\n\n"
 BATCHES = (1, 8, 32)
 CONTEXT, PROMPT = 1000, 2048
 _QWEN3 = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "vocab_size": 151936}
@@ -191,5 +195,15 @@ def _table(head: list[str], rows: Iterator[list[str]]) -> str:
     return "\n".join([first, "|" + "-|" * len(head), *others])
 
 
+def _update() -> None:
+    """What is there under the heading becomes what is said here."""
+    before, heading, after = _PAGE.read_text(encoding="utf-8").partition(_HEADING)
+    following = after[after.index("\n## ") :]
+    _PAGE.write_text(f"{before}{heading}{report()}{following}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(report(), end="")
+    if sys.argv[1:] == ["--update"]:
+        _update()
+    else:
+        print(report(), end="")

@@ -41,7 +41,7 @@ LLAMA, QWEN, MIXTURE = MODELS
 
 def test_the_documentation_has_what_it_prints(repo_root: Path) -> None:
     page = (repo_root / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert report() in page, "docs/performance.md is out of date: python -m benchmarks.roofline"
+    assert report() in page, "docs/performance.md is out of date: python -m benchmarks.roofline --update"
 
 
 # Published sizes, without the embedding and the norms: a token of each.
