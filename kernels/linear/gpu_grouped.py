@@ -42,6 +42,10 @@ class ExpertMatrices:
     rows: int
     inputs: torch.Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes + (0 if self.inputs is None else self.inputs.nbytes)
+
 
 def stack(matrices: Sequence[GpuMatrix]) -> ExpertMatrices | None:
     """Matrices of experts as one, copied; None where their layouts differ."""

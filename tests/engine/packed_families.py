@@ -15,6 +15,8 @@ Tensors = dict[str, torch.Tensor]
 GOLDEN = Path(__file__).parents[1] / "golden"
 GROUP = 16
 EXPERT_ROWS = 32
+DENSE = ".1.mlp.experts.1."
+"""One expert of a layer is not packed."""
 MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
 QUANTIZATION = {
@@ -67,7 +69,7 @@ def pack_family(family: str, folder: Path) -> tuple[Path, Path]:
         return pack_gpt_oss(folder)
     config, packed = wide(f"arch_{family}")
     dense = dict(packed)
-    for name in [name for name in packed if name.endswith(MATRICES)]:
+    for name in [name for name in packed if name.endswith(MATRICES) and DENSE not in name]:
         tensors, dense[name] = rounded(packed.pop(name))
         packed |= {f"{name.removesuffix('.weight')}.{suffix}": tensor for suffix, tensor in tensors.items()}
     quantized = config | {"quantization_config": QUANTIZATION}

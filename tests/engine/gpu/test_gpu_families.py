@@ -10,6 +10,8 @@ from packed_families import GOLDEN, pack_family
 from safetensors.torch import load_file
 from small_models import DENSE_FAMILIES, Part, SmallModel, load_executor
 
+from appliance.kernels.linear.gpu_grouped import ExpertMatrices
+
 # Of the largest logit; activations, keys and values are rounded to float16 some dozen times on the way.
 TOLERANCE = 2**-7
 FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen3_moe", "gpt_oss")
@@ -33,6 +35,13 @@ def test_the_reference_in_chunks_decoded_preempted_and_in_company(family: str, t
     found = torch.cat([again, decoded])
     assert torch.equal(begun, whole[:9])
     assert torch.equal(found, whole[:19])
+
+
+def test_experts_that_are_not_alike_are_dense_and_others_stay_packed(tmp_path: Path) -> None:
+    executor = load_executor(pack_family("qwen3_moe", tmp_path)[0], "gpu", kv_dtype="float16")
+    kinds = [isinstance(each.matrices, ExpertMatrices) for each in executor._weights.experts.values()]
+    assert kinds == [True, True, False, False]
+    assert executor.weight_bytes > 0
 
 
 def test_act_order_of_a_down_projection_is_that_of_gates_and_ups() -> None:
