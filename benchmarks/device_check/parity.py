@@ -106,7 +106,7 @@ def rows_parity(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Itera
     yield from _row_kernels(device, sizes, dtype)
     for kv_dtype in (dtype, torch.int8):
         yield from _finish_qkv(device, sizes, dtype, kv_dtype)
-    yield from _experts(device, dtype)
+    yield from _experts(device, sizes, dtype)
     yield _sampling(device, sizes)
 
 
@@ -167,8 +167,8 @@ def _finish_qkv(
     yield error(f"{label}: in another layer", int(changed.sum()), "bytes", 0.0)
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
-    rows, experts, top_k, width, inner = 33, 8, 2, 128, 64
+def _experts(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Iterator[Row]:
+    rows, experts, top_k, width, inner = max(sizes.matrix_rows), 8, 2, 128, 64
     logits = torch.stack([torch.randperm(experts) * 0.5 - 4 for _ in range(rows)]).to(device)
     chosen = torch.full((rows, top_k), -7, dtype=torch.int32, device=device)
     weights = torch.full((rows, top_k), math.nan, device=device)
