@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from appliance.kernels.embedding.gpu import embed_kernel
+from appliance.kernels.embedding.gpu import embed_kernel, gather_rows_kernel
 from appliance.kernels.gated_product import ACTIVATIONS
 from appliance.kernels.gated_product.gpu import gated_product_kernel
 from appliance.kernels.moe.gpu import combine_kernel, route_kernel
@@ -87,18 +87,23 @@ def row_kernels() -> Iterator[Variant]:
 
 
 def embedding() -> Iterator[Variant]:
-    for name, bits, group, super_size, scale, others in (
-        ("sym", 4, 128, 0, "fp16", {}),
-        ("zero points", 4, 128, 0, "fp16", {"zeros": "*u8:16"}),
-        ("q4_k", 4, 32, 256, "fp16", {"biases": "*fp16:16", "sub_scales": "*i8:16", "sub_biases": "*i8:16"}),
-        ("q6_k", 6, 16, 256, "fp16", {"sub_scales": "*i8:16"}),
-        ("iq4_nl", 4, 32, 0, "fp16", {"values": "*fp32:16"}),
+    types = {"out_ptr": "*bf16:16", "tokens_ptr": "*i64:16", "out_stride": "i32:16", "factor": "fp32"}
+    options = {"TILE": 512, "num_warps": 4}
+    dense = {"table_ptr": "*bf16:16", "width": "i32:16"}
+    yield Variant("embed dense", gather_rows_kernel, types | dense, options)
+    types |= {"codes_ptr": "*i32:16", "scales_ptr": "*fp16:16", "columns": "i32:16", "blocks": "i32"}
+    types |= {"padded_n": "i32:16"}
+    supers = {"scales_ptr": "*i8:16", "super_scales_ptr": "*fp16:16"}
+    for name, bits, group, super_group, others in (
+        ("sym", 4, 128, 0, {}),
+        ("zero points", 4, 128, 0, {"zeros_ptr": "*u8:16"}),
+        ("q4_k", 4, 32, 256, supers | {"biases_ptr": "*i8:16", "super_biases_ptr": "*fp16:16"}),
+        ("q6_k", 8, 16, 256, supers),
+        ("iq4_nl", 4, 32, 0, {"table_ptr": "*u8:16"}),
     ):
-        types = {"out": "*bf16:16", "tokens": "*i64:16", "codes": "*u8:16", "scales": f"*{scale}:16"}
-        types |= {"row_bytes": "i32:16", "width": "i32:16", "factor": "fp32"} | others
-        constexprs = {"BITS": bits, "GROUP": group, "SUPER": super_size or group, "TILE": 512}
-        options = {"num_warps": 4, "enable_fp_fusion": False}
-        yield Variant(f"embed {name}", embed_kernel, types, constexprs | options)
+        constexprs = {"BITS": bits, "GROUP": group, "SUPER": super_group, "ZERO": 1 << (bits - 1)}
+        given = constexprs | options | {"enable_fp_fusion": False}
+        yield Variant(f"embed {name}", embed_kernel, types | others, given)
 
 
 def qkv() -> Iterator[Variant]:

@@ -1,1 +1,1 @@
-"""Rows of a quantised matrix by their numbers; of a dense one, torch's own `embedding` does as well."""
+"""Rows of an embedding by their numbers, quantised or dense, times a factor."""

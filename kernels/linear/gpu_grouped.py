@@ -22,8 +22,8 @@ from appliance.kernels.linear.gpu_split import num_splits
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 # Of a tile of what is gathered.
 _COLUMNS = 1024
-# Of `gpu.TILES`, but for more warps where registers would not do.
-TILES = (gpu.TILES[0], gpu.Tile(16, 64, 4, 4), gpu.Tile(32, 64, 4, 4), *gpu.TILES[3:])
+# Ascending; the last one is repeated.
+TILES = (gpu.Tile(8, 64, 2, 4), gpu.Tile(16, 64, 4, 4), gpu.Tile(32, 64, 4, 4), gpu.Tile(64, 32, 4, 3))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -202,10 +202,10 @@ def _grid(tile: gpu.Tile, rows: int, choices: int, experts: int) -> tuple[int, i
 def constants(
     bits: int, group: int, super_group: int, zero: int, tile: gpu.Tile, splits: int, experts: int
 ) -> dict[str, int | bool]:
-    """What the kernel for quantised matrices is compiled for."""
-    return {"BITS": bits, "GROUP": group, "SUPER": super_group, "ZERO": zero} | dense_constants(
-        tile, splits, experts
-    )
+    """What the kernel for quantised matrices is compiled for, and how."""
+    scheme = {"BITS": bits, "GROUP": group, "SUPER": super_group, "ZERO": zero}
+    # Shared memory says how many programs fit; for more of them the assembler would spill registers.
+    return scheme | {"maxnreg": 255} | dense_constants(tile, splits, experts)
 
 
 def dense_constants(tile: gpu.Tile, splits: int, experts: int) -> dict[str, int | bool]:
