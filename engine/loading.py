@@ -19,6 +19,7 @@ from appliance.engine.backends import (
 from appliance.engine.config import EngineConfig
 from appliance.engine.families import read_spec
 from appliance.engine.gpu import find_gpu, gpu_name
+from appliance.engine.kv_groups import kv_groups
 from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 from appliance.engine.notes import load_notes
 from appliance.engine.preparation import ModelParts, Prepared, prepare
@@ -26,7 +27,7 @@ from appliance.engine.runner import Runner
 from appliance.engine.spec import DecoderSpec
 from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels import native
-from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.kernels.kv_layout import KVLayout
 from appliance.quant.checkpoint import open_checkpoint
 
 
@@ -52,17 +53,6 @@ class LoadedModel:
     backend: Backend
     gpu: str
     token_budget: int
-
-
-def kv_groups(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
-    """Layers that see equally far share a group; those that see everything come first."""
-    layers: dict[int, list[int]] = {}
-    for index, layer in enumerate(spec.layers):
-        layers.setdefault(layer.window, []).append(index)
-    return tuple(
-        KVGroup(tuple(indices), spec.num_kv_heads, spec.head_dim, dtype, window)
-        for window, indices in sorted(layers.items())
-    )
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:

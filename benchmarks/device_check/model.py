@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from appliance.engine import program as ops
 from appliance.engine.decoder import build_program
 from appliance.engine.executors.gpu_batch import build_gpu_batch
 from appliance.engine.executors.gpu_executor import GpuExecutor
@@ -85,10 +84,10 @@ def model(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
     for batch in sizes.batches:
         rows = [plan_row(place, context - 1, 1, per_sequence, spec) for place in range(batch)]
         floor = peaks.floor(*needs(spec, streamed, rows))
-        yield from _steps(f"decode, batch {batch}", executor, program, rows, floor, device, sizes)
+        yield from _steps(f"decode, batch {batch}", executor, rows, floor, device, sizes)
     prompt = [plan_row(0, 0, sizes.prefill, per_sequence, spec)]
     floor = peaks.floor(*needs(spec, streamed, prompt))
-    yield from _steps(f"prefill, {sizes.prefill:,} tokens", executor, program, prompt, floor, device, sizes)
+    yield from _steps(f"prefill, {sizes.prefill:,} tokens", executor, prompt, floor, device, sizes)
     if device.type == "cuda":
         rows = [plan_row(place, context - 1, 1, per_sequence, spec) for place in range(sizes.batches[0])]
         yield from _by_kernel(executor, rows)
@@ -97,7 +96,6 @@ def model(device: torch.device, sizes: Sizes, peaks: Peaks) -> Iterator[Row]:
 def _steps(
     label: str,
     executor: GpuExecutor,
-    program: ops.StepProgram,
     rows: Sequence[PlanRow],
     floor: float | None,
     device: torch.device,
@@ -124,23 +122,11 @@ def _steps(
     yield Row(f"{label}, as the engine steps", sum(row.n_tokens for row in rows) / taken, "tok/s")
     batch = build_gpu_batch(rows, _BLOCK, device)
     wanted = torch.tensor(last, device=device)
-    taken = seconds([lambda: launch(executor, program, batch, wanted)], device, sizes.repeats)
+    with torch.inference_mode():
+        launch = [lambda: executor.head(executor.launch(batch)[wanted])]
+        taken = seconds(launch, device, sizes.repeats)
     yield Row(f"{label}, recorded", taken * 1e3, "ms", bound)
     yield Row(f"{label}, recorded", sum(row.n_tokens for row in rows) / taken, "tok/s")
-
-
-@torch.inference_mode()
-def launch(
-    executor: GpuExecutor, program: ops.StepProgram, batch: object, wanted: torch.Tensor
-) -> torch.Tensor:
-    """What `GpuExecutor.run` does once its batch is on the device; logits of the wanted tokens."""
-    executor._buffers.clear()
-    for op in executor._body:
-        executor._HANDLERS[type(op)](executor, op, batch)
-    executor._buffers[program.hidden] = executor._buffers[program.hidden][wanted]
-    for op in program.head:
-        executor._HANDLERS[type(op)](executor, op, batch)
-    return executor._buffers[program.output]
 
 
 def _by_kernel(executor: GpuExecutor, rows: Sequence[PlanRow]) -> Iterator[Row]:

@@ -12,11 +12,11 @@ from appliance.engine.executors.base import Executor
 from appliance.engine.executors.gpu_executor import GpuExecutor
 from appliance.engine.executors.torch_executor import TorchExecutor
 from appliance.engine.families import read_spec
+from appliance.engine.kv_groups import kv_groups
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.spec import DecoderSpec
 from appliance.engine.types import PlanRow
 from appliance.engine.weights import ModelWeights
-from appliance.kernels.kv_layout import KVGroup, KVLayout
+from appliance.kernels.kv_layout import KVLayout
 from appliance.quant.checkpoint import open_checkpoint
 from benchmarks.device_check.report import Row, error
 from benchmarks.device_check.sizes import Sizes
@@ -58,7 +58,7 @@ def _logits(path: Path, sizes: Sizes, dtype: torch.dtype | None, device: torch.d
     with open_checkpoint(path) as checkpoint:
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, frozenset(checkpoint.names()))
         weights, program = ModelWeights(checkpoint), build_program(spec)
-        layout = KVLayout(_groups(spec, dtype or torch.float32), _BLOCK)
+        layout = KVLayout(kv_groups(spec, dtype or torch.float32), _BLOCK)
         executor: Executor
         if dtype is None:
             executor = TorchExecutor(program, spec, weights, layout, 1 << 30, _silent)
@@ -79,20 +79,6 @@ def _logits(path: Path, sizes: Sizes, dtype: torch.dtype | None, device: torch.d
         executor.run([PlanRow("r", tuple(ids[start:stop]), start, tables, True, sampling, (0,))], [])
         logits.append(executor.logits(range(stop - start)).double().cpu())
     return torch.cat(logits)
-
-
-def _groups(spec: DecoderSpec, dtype: torch.dtype) -> tuple[KVGroup, ...]:
-    windows = dict.fromkeys(layer.window for layer in spec.layers)
-    return tuple(
-        KVGroup(
-            tuple(place for place, layer in enumerate(spec.layers) if layer.window == window),
-            spec.num_kv_heads,
-            spec.head_dim,
-            dtype,
-            window,
-        )
-        for window in windows
-    )
 
 
 def _silent(_done: int, _total: int) -> None:

@@ -67,7 +67,6 @@ class GpuExecutor:
         self._ropes: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._buffers: dict[str, torch.Tensor] = {}
         # Of the last step.
-        self._batch: GpuBatch | None = None
         self._hidden = torch.empty(0)
 
     @property
@@ -91,26 +90,30 @@ class GpuExecutor:
 
     def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
         with torch.inference_mode(), self._current():
-            return self._run(rows, greedy)
-
-    def _run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
-        batch = build_gpu_batch(rows, self._layout.block_size, self._device)
-        self._buffers.clear()
-        for op in self._body:
-            self._HANDLERS[type(op)](self, op, batch)
-        self._batch, self._hidden = batch, self._buffers[self._program.hidden]
-        self._buffers.clear()
-        return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
+            self._hidden = self.launch(build_gpu_batch(rows, self._layout.block_size, self._device))
+            return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode(), self._current():
-            return self._logits(tokens)
+            return self.head(self._hidden[on_device(list(tokens), torch.int64, self._device)])
 
-    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        assert self._batch is not None
-        self._buffers[self._program.hidden] = self._hidden[on_device(list(tokens), torch.int64, self._device)]
+    def launch(self, batch: GpuBatch) -> torch.Tensor:
+        """The body of the program: hidden states of all tokens, float32 [tokens, hidden]. Nothing waits.
+
+        To be called in inference mode, with the device the thread's own.
+        """
+        self._buffers.clear()
+        for op in self._body:
+            self._HANDLERS[type(op)](self, op, batch)
+        hidden = self._buffers[self._program.hidden]
+        self._buffers.clear()
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [rows, vocab] of hidden states; as `launch`."""
+        self._buffers[self._program.hidden] = hidden
         for op in self._program.head:
-            self._HANDLERS[type(op)](self, op, self._batch)
+            self._HANDLERS[type(op)](self, op, None)
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
@@ -119,7 +122,7 @@ class GpuExecutor:
         at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
         found = [self._hidden.new_empty(0, dtype=torch.int64)]
         for start in range(0, len(tokens), at_once):
-            logits = self._logits(tokens[start : start + at_once])
+            logits = self.logits(tokens[start : start + at_once])
             found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
         return torch.cat(found)
 
@@ -145,16 +148,13 @@ class GpuExecutor:
     def _embed(self, op: ops.Embed, batch: GpuBatch) -> None:
         (table,) = self._weights.linears[op.weight,].parts
         out = self._new(op.out, len(batch.token_ids), self._spec.hidden_size)
-        if isinstance(table, torch.Tensor):
-            torch.mul(table.index_select(0, batch.token_ids), op.scale, out=out)
-        else:
-            embed(out, batch.token_ids, table, op.scale)
+        embed(out, batch.token_ids, table, op.scale)
 
-    def _rms_norm(self, op: ops.RmsNorm, _batch: GpuBatch) -> None:
+    def _rms_norm(self, op: ops.RmsNorm, _batch: GpuBatch | None) -> None:
         x = self._buffers[op.x]
         rms_norm(self._new(op.out, *x.shape), x, self._weights.vectors[op.weight], op.eps)
 
-    def _linear(self, op: ops.Linear, _batch: GpuBatch) -> None:
+    def _linear(self, op: ops.Linear, _batch: GpuBatch | None) -> None:
         x, linear = self._input(op.x), self._weights.linears[op.weights]
         linear(x, self._new(op.out, len(x), linear.rows))
 
@@ -190,14 +190,14 @@ class GpuExecutor:
             self._weights.vectors[op.sinks] if op.sinks else None,
         )
 
-    def _route(self, op: ops.Route, _batch: GpuBatch) -> None:
+    def _route(self, op: ops.Route, _batch: GpuBatch | None) -> None:
         logits = self._buffers[op.logits]
         chosen = logits.new_empty(len(logits), op.top_k, dtype=torch.int32)
         weights = torch.empty_like(chosen, dtype=torch.float32)
         route(chosen, weights, logits, op.normalised)
         self._buffers[op.chosen], self._buffers[op.weights] = chosen, weights
 
-    def _experts(self, op: ops.Experts, _batch: GpuBatch) -> None:
+    def _experts(self, op: ops.Experts, _batch: GpuBatch | None) -> None:
         experts = self._weights.experts
         x, gate_ups, downs = self._input(op.x), experts[op.gate_ups], experts[op.downs]
         run_experts(
@@ -212,15 +212,15 @@ class GpuExecutor:
             down_bias=downs.bias,
         )
 
-    def _gated_product(self, op: ops.GatedProduct, _batch: GpuBatch) -> None:
+    def _gated_product(self, op: ops.GatedProduct, _batch: GpuBatch | None) -> None:
         gate_up = self._buffers[op.gate_up]
         out = self._new(op.out, len(gate_up), gate_up.shape[1] // 2)
         gated_product(out, gate_up, op.activation.value)
 
-    def _add_to(self, op: ops.AddTo, _batch: GpuBatch) -> None:
+    def _add_to(self, op: ops.AddTo, _batch: GpuBatch | None) -> None:
         self._buffers[op.target].add_(self._buffers[op.x], alpha=op.scale)
 
-    def _scale_logits(self, op: ops.ScaleLogits, _batch: GpuBatch) -> None:
+    def _scale_logits(self, op: ops.ScaleLogits, _batch: GpuBatch | None) -> None:
         logits = self._buffers[op.logits].mul_(op.scale)
         if op.softcap:
             logits.div_(op.softcap).tanh_().mul_(op.softcap)

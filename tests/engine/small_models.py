@@ -12,7 +12,7 @@ from appliance.engine.decoder import build_program
 from appliance.engine.executors import CpuExecutor, Executor, TorchExecutor
 from appliance.engine.executors.packing import load_matrices
 from appliance.engine.families import read_spec
-from appliance.engine.loading import kv_groups
+from appliance.engine.kv_groups import kv_groups
 from appliance.engine.program import matrix_names
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.spec import DecoderSpec

@@ -19,7 +19,7 @@ import torch
 from small_models import BLOCK_SIZE, load_executor, read
 
 from appliance.engine.executors import Executor
-from appliance.engine.loading import kv_groups
+from appliance.engine.kv_groups import kv_groups
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.types import PlanRow
 

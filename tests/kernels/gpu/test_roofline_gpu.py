@@ -20,7 +20,7 @@ from appliance.kernels.linear.gpu_dense import splits_for
 from appliance.kernels.linear.gpu_matrix import pack
 from appliance.kernels.linear.gpu_split import num_splits
 from benchmarks.device_check.llama import config_of, spec_of
-from benchmarks.device_check.model import RandomWeights, launch
+from benchmarks.device_check.model import RandomWeights
 from benchmarks.device_check.sizes import TINY
 from benchmarks.roofline.__main__ import MODELS, report
 from benchmarks.roofline.cost import (
@@ -131,7 +131,7 @@ def test_launches_are_those_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> 
     row = PlanRow("r", (1,), 20, ((2, 1),), True, SamplingParams(), (0,))
     batch, wanted = build_gpu_batch([row], 16, cpu), torch.tensor([0])
     with Launches(monkeypatch) as launches:
-        launch(executor, program, batch, wanted)
+        executor.head(executor.launch(batch)[wanted])
     costs = step(Model("", config_of(sizes)), Setting(), Load(1, 21))
     assert max(cost.launches for cost in costs if cost.name == "down") == 2
     # The rows whose logits are wanted are taken out of all.
