@@ -188,7 +188,7 @@ def _cost(op: ops.Op, model: Model, spec: DecoderSpec, setting: Setting, load: L
     match op:
         case ops.Embed():
             # Taken, and scaled.
-            return Cost("embedding", hidden, hidden, launches=2)
+            return Cost("embedding", hidden, hidden)
         case ops.RmsNorm() | ops.AddTo():
             return Cost("norms and additions", 0, 2 * hidden)
         case ops.QKRmsNorm() | ops.Rope():
