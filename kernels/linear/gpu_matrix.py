@@ -121,7 +121,8 @@ def pack(
     assert codes.dtype is torch.uint8
     assert codes.shape[1] == -(-columns * bits // 8)
     assert (super_group > 0) == (super_scales is not None) == (scales.dtype is torch.int8)
-    assert zeros is None or bits == 8 or int(zeros.max()) <= 127
+    # As bfloat16, 128 and 7 bits beside it are exact. Formats store zero points in as many bits as codes.
+    assert zeros is None or bits == 8 or int(zeros.max()) <= 127, "a zero point above 127 of codes of 4 bits"
     assert table is None or (bits == 4 and len(table) == 1 << bits)
     blocks = -(-columns // block_columns(bits))
     padded = blocks * block_columns(bits)

@@ -71,6 +71,16 @@ def test_other_scales(dtype: torch.dtype) -> None:
     assert torch.equal(unpack(packed(weight)), weight.dequantize())
 
 
+def test_zero_points_that_no_format_has() -> None:
+    weight = random_gpu_weight("zp4", 3, 64, 32)
+    assert weight.zeros is not None
+    weight.zeros[1, 1] = 127
+    assert torch.equal(unpack(packed(weight)), weight.dequantize())
+    weight.zeros[1, 1] = 128
+    with pytest.raises(AssertionError, match="a zero point above 127"):
+        packed(weight)
+
+
 def test_where_a_code_is() -> None:
     """Column 128 b + 32 i + 2 r + h of row 64 t + n: nibble i + 4 h of word r; with a table nibble 2 i + h."""
     for name, nibble in (("sym4", 3 + 4 * 1), ("iq4_nl", 2 * 3 + 1)):
