@@ -22,7 +22,7 @@ from appliance.kernels.linear.gpu_split import num_splits
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 # Of a tile of what is gathered.
 _COLUMNS = 1024
-# Ascending; the last one is repeated. None is one that Hopper makes products of its own kind of: additions are the same.
+# Ascending; the last one is repeated. Hopper has another instruction for larger ones, which might add in another order.
 TILES = (gpu.Tile(8, 64, 2, 4), gpu.Tile(16, 64, 2, 4), gpu.Tile(32, 32, 2, 3), gpu.Tile(64, 32, 4, 3))
 
 
