@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -22,7 +23,7 @@ from appliance.kernels.linear.gpu_split import num_splits
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 # Of a tile of what is gathered.
 _COLUMNS = 1024
-# Ascending; the last one is repeated. None is one that Hopper makes products of its own kind of: additions are the same.
+# Ascending; the last one is repeated. Hopper has another instruction for larger ones, which might add in another order.
 TILES = (gpu.Tile(8, 64, 2, 4), gpu.Tile(16, 64, 2, 4), gpu.Tile(32, 32, 2, 3), gpu.Tile(64, 32, 4, 3))
 
 
@@ -52,8 +53,6 @@ def stack(matrices: Sequence[GpuMatrix]) -> ExpertMatrices | None:
     first = matrices[0]
     if len({_layout(matrix) for matrix in matrices}) > 1:
         return None
-    if first.table is not None and not all(torch.equal(each.table, first.table) for each in matrices):
-        return None
     inputs = None
     if any(matrix.inputs is not None for matrix in matrices):
         own = torch.arange(first.columns, dtype=torch.int32, device=first.codes.device)
@@ -64,19 +63,19 @@ def stack(matrices: Sequence[GpuMatrix]) -> ExpertMatrices | None:
         return None if parts[0] is None else torch.cat(parts, dim)
 
     metadata = ("scales", "zeros", "biases", "super_scales", "super_biases")
-    whole = {"codes": below("codes", 0)} | {name: below(name, 1) for name in metadata}
+    whole: dict[str, Any] = {"codes": below("codes", 0)} | {name: below(name, 1) for name in metadata}
     rows = len(matrices) * first.codes.shape[0] * TILE_ROWS
     matrix = dataclasses.replace(first, rows=rows, inputs=None, **whole)
     return ExpertMatrices(matrix, len(matrices), first.rows, inputs)
 
 
 def _layout(matrix: GpuMatrix) -> tuple[object, ...]:
-    """What is the same of matrices that can be stacked: numbers, and tensors' types and shapes."""
-    values = ((each.name, getattr(matrix, each.name)) for each in dataclasses.fields(matrix))
+    """What is the same of matrices that can be stacked: numbers, the table, and other tensors' types and shapes."""
+    values = {each.name: getattr(matrix, each.name) for each in dataclasses.fields(matrix)}
+    values["inputs"] = None
+    values["table"] = None if matrix.table is None else tuple(matrix.table.flatten().tolist())
     return tuple(
-        (value.dtype, value.shape) if isinstance(value, torch.Tensor) else value
-        for name, value in values
-        if name != "inputs"
+        (value.dtype, value.shape) if isinstance(value, torch.Tensor) else value for value in values.values()
     )
 
 
@@ -101,6 +100,7 @@ def multiply_grouped(
         bias: float32 [E, N], contiguous, or None.
     """
     choices, experts = len(order), len(offsets) - 1
+    shape: tuple[int, ...]
     if isinstance(weights, torch.Tensor):
         shape = weights.shape
         assert weights.dtype == x.dtype

@@ -179,7 +179,7 @@ EXPERTS = {
     "one row": (1, 4, 2, "zp4", False, False, "silu"),
     "one choice": (1, 3, 1, "sym4", False, True, "silu"),
     "all experts": (3, 4, 4, "affine4", False, False, "gelu_tanh"),
-    "nine of which eight": (1, 9, 8, "sym4", False, False, "silu"),
+    "nine of which eight": (1, 9, 8, "", False, False, "silu"),
     "permuted": (5, 3, 2, "zp4", True, True, "silu"),
     "gpt-oss": (2, 5, 4, "e2m1", False, True, "clamped_swiglu"),
     "k-quants": (5, 3, 2, "kquant4", False, False, "gelu"),
