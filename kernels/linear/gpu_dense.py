@@ -100,7 +100,8 @@ def constants(tile: Tile, splits: int) -> dict[str, int | bool]:
     }
 
 
-@triton.jit
+# The number of rows changes from step to step: nothing is compiled anew for it.
+@triton.jit(do_not_specialize=("M",))
 def dense_kernel(
     x_ptr,
     weight_ptr,

@@ -227,7 +227,8 @@ def _gather(
     return gathered
 
 
-@triton.jit
+# The number of rows changes from step to step: nothing is compiled anew for it.
+@triton.jit(do_not_specialize=("M",))
 def grouped_kernel(
     x_ptr,
     codes_ptr,

@@ -28,7 +28,8 @@ def merge(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> 
     )
 
 
-@triton.jit
+# The number of rows changes from step to step: nothing is compiled anew for it.
+@triton.jit(do_not_specialize=("M",))
 def merge_kernel(parts_ptr, bias_ptr, out_ptr, M, N, splits, out_stride, COLUMNS: tl.constexpr):
     """Program (row, tile of columns)."""
     m = tl.program_id(0).to(tl.int64)
