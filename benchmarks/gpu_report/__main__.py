@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import triton
 
@@ -34,15 +35,18 @@ def main() -> int:
     args = parser.parse_args()
     kept = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
     tables = kept.setdefault(triton.__version__, {})
-    print(f"Triton {triton.__version__}\n{'':40}", *(f"{field.name:>12}" for field in fields(Compiled)))
+    print(f"Triton {triton.__version__}\n{'':52}", *(f"{field.name:>12}" for field in fields(Compiled)))
     worse: list[str] = []
     for architecture in args.architecture or ARCHITECTURES:
         table = tables.setdefault(f"sm_{architecture}", {})
+        if args.update:
+            for name in [name for name in table if args.only in name]:
+                del table[name]
         for variant in VARIANTS:
-            if args.only not in variant.name:
+            if args.only not in variant.name or architecture not in variant.architectures:
                 continue
             found = compile_variant(variant, architecture)
-            print(f"sm_{architecture} {variant.name:34}", *(f"{each:>12}" for each in asdict(found).values()))
+            print(f"sm_{architecture} {variant.name:46}", *(f"{each:>12}" for each in asdict(found).values()))
             worse += _limits(variant, found)
             if args.update:
                 table[variant.name] = asdict(found)
@@ -61,13 +65,13 @@ def _limits(variant: Variant, found: Compiled) -> Iterator[str]:
         yield f"{variant.name}: {found.instructions} instructions, expected {variant.most} at most"
 
 
-def _compared(name: str, found: Compiled, kept: dict[str, float] | None) -> Iterator[str]:
+def _compared(name: str, found: Compiled, kept: dict[str, Any] | None) -> Iterator[str]:
     if kept is None:
         yield f"{name}: not in the kept table; add it by --update"
         return
     for key, value in asdict(found).items():
         sign = -1 if key in _MORE_IS_BETTER else 1
-        if sign * value > sign * kept[key]:
+        if value != kept[key] if isinstance(value, str) else sign * value > sign * kept[key]:
             yield f"{name}: {key} {value}, kept {kept[key]}"
 
 

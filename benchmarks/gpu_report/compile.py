@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
+_PRODUCTS = re.compile(r"(?:versionMajor|instrShape|kWidth) = (?:\d+|\[[\d, ]+\])")
 _THREADS = 32
 
 
@@ -33,6 +34,7 @@ class Variant:
         given: the constants, None where one isn't there, and the compiler's options, `num_warps` among them.
         work: how many elements (weights, say) one turn of the innermost loop treats, over all lanes; 0: not counted.
         most: instructions of a lane for an element that are allowed.
+        architectures: those that it runs on.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Variant:
     given: Mapping[str, Any]
     work: int = 0
     most: float = math.inf
+    architectures: tuple[int, ...] = (86, 89, 90)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Compiled:
         copies: asynchronous ones of 16 bytes in the loop that does most products.
         instructions: of a lane in that loop, for each element of its work; 0.0 where it isn't counted.
         occupancy: the share of a multiprocessor's warps that can be there at once.
+        products: the tensor cores' instruction and how many neighbours of a sum's terms a lane has, which say in what
+            order terms are added up.
     """
 
     registers: int
@@ -62,6 +67,7 @@ class Compiled:
     copies: int
     instructions: float
     occupancy: float
+    products: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,7 @@ def compile_variant(variant: Variant, architecture: int) -> Compiled:
         copies=sum(opcode.startswith("LDGSTS") and ".128" in opcode for opcode in loop),
         instructions=round(len(loop) * _THREADS * warps / variant.work, 2) if variant.work else 0.0,
         occupancy=round(ARCHITECTURES[architecture].occupancy(registers, shared, warps), 2),
+        products=" ".join(sorted(set(_PRODUCTS.findall(built.asm["ttgir"])))),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from appliance.kernels.linear import gpu, gpu_dense, gpu_grouped, gpu_split
-from benchmarks.gpu_report.compile import Variant
+from benchmarks.gpu_report.compile import ARCHITECTURES, Variant
 
 _ARGUMENTS = {
     "x_ptr": "*{x}:16",
@@ -16,6 +16,7 @@ _ARGUMENTS = {
     "N": "i32:16",
     "K": "i32:16",
     "blocks": "i32",
+    "padded_m": "i32:16",
     "padded_n": "i32:16",
     "x_stride": "i32:16",
     "out_stride": "i32:16",
@@ -41,23 +42,31 @@ _SCHEMES: dict[str, tuple[int, int, int, dict[str, str]]] = {
     "kquant6 g16": (8, 16, 256, _SUPERS),
 }
 _CHOICES = {"order_ptr": "*i64:16", "offsets_ptr": "*i32:16", "experts": "i32:16", "top_k": "i32"}
-# Of a lane, for a weight; of those that a model's layers are mostly made of.
+# Of a lane, for a weight, with up to 8 rows; of those that a model's layers are mostly made of.
 _MOST = {"sym4 g128": 3.0, "zp4 g128": 3.0}
 
 _OF_EXPERTS = ("zp4 g128", "kquant4 g32", "table4 g32")
 
 
+# While the tensor cores of an RTX 3090 or 4090 multiply 16 x 8 x 16, its schedulers start so many instructions.
+_MOST_OF_PRODUCT = 32.0
+
+
 def _variant(scheme: str, x: str, tile: gpu.Tile) -> Variant:
     bits, group, super_group, arguments = _SCHEMES[scheme]
     splits = {} if tile.splits_inside else {"out_ptr": "*fp32:16"}
-    few = tile.x_rows == gpu.TILES[0].x_rows
+    weights, is_bound_by_products = tile.matrix_rows * 512 // bits, tile.x_rows >= 32
+    most = _MOST_OF_PRODUCT if is_bound_by_products else math.inf
+    name = f"linear {scheme} {x} {tile.x_rows}x{tile.matrix_rows} {tile.warps}w {tile.stages}s"
     return Variant(
-        name=f"linear {scheme} {x} {tile.x_rows}x{tile.matrix_rows}",
+        name=name + " inside" * tile.splits_inside,
         kernel=gpu.product_kernel,
         types={name: kind.format(x=x) for name, kind in {**_ARGUMENTS, **arguments, **splits}.items()},
-        given=gpu.constants(bits, group, super_group, 8, tile, splits=4) | {"num_warps": tile.warps},
-        work=tile.matrix_rows * 512 // bits if few else 0,
-        most=_MOST.get(scheme, math.inf),
+        given=gpu.options(bits, group, super_group, 8, tile, splits=4),
+        # 32 lanes do 2048 multiply-adds at once.
+        work=weights * tile.x_rows // 64 if is_bound_by_products else weights,
+        most=_MOST.get(scheme, most) if tile == gpu.TILES[0] else most,
+        architectures=tuple(each for each in ARCHITECTURES if tile in gpu.tiles(each // 10, group)),
     )
 
 
@@ -118,9 +127,14 @@ def _merge() -> Variant:
     return Variant("merge splits", gpu_split.merge_kernel, types, {"COLUMNS": 1024, "num_warps": 4})
 
 
+_TILES = tuple(dict.fromkeys(gpu.TILES + gpu.TILES_OF_TWO_WARPS))
+# All matrices by the tiles of one row and of a prompt, and by all tiles the most usual ones and some that take many
+# registers.
 LINEAR = [
-    *(_variant(scheme, x, gpu.TILES[0]) for scheme in _SCHEMES for x in ("fp16", "bf16")),
-    *(_variant(scheme, "fp16", tile) for scheme in ("zp4 g128", "kquant4 g32") for tile in gpu.TILES[1:]),
+    *(_variant(scheme, x, _TILES[0]) for scheme in _SCHEMES for x in ("fp16", "bf16")),
+    *(_variant(scheme, "bf16", tile) for scheme in _SCHEMES for tile in _TILES if tile.splits_inside),
+    *(_variant("zp4 g128", "fp16", tile) for tile in _TILES[1:]),
+    *(_variant("kquant4 g32", "bf16", tile) for tile in _TILES[1:] if not tile.splits_inside),
     *(_dense(x, tile) for tile in gpu_dense.TILES for x in ("fp16", "bf16")),
     *(_grouped(scheme, x, gpu_grouped.TILES[0]) for scheme in _OF_EXPERTS for x in ("fp16", "bf16")),
     *(_grouped(scheme, "bf16", tile) for scheme in _OF_EXPERTS for tile in gpu_grouped.TILES[1:]),

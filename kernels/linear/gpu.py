@@ -7,6 +7,7 @@ Splits are of the matrix's columns, and computed at the same time where there ar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +18,14 @@ from appliance.kernels.linear.gpu_block import add_block
 from appliance.kernels.linear.gpu_matrix import TILE_ROWS, WORDS, GpuMatrix
 from appliance.kernels.linear.gpu_split import merge, num_splits
 
+# An argument that changes from step to step, for whose values nothing is compiled anew.
+_CHANGING = ("M",)
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes: outputs of so many rows of x and of the matrix (64 or a part), and with what."""
+    """What a program computes: outputs of so many rows of x and of the matrix, and with what."""
 
     x_rows: int
     matrix_rows: int
@@ -32,18 +35,54 @@ class Tile:
     """Whether the program goes through all the splits; otherwise they are programs of their own."""
 
 
-# Ascending; the last one is repeated. One for every device, until they are measured.
+# The first of the smallest that hold all rows of x is taken, unless another of them is measured to be faster; for more
+# rows than any holds, the largest that go through all splits. Of these, 64 x 128 reads least from the level-2 cache for
+# a multiply-add; with 128 x 128 each of three sums would take 64 registers of a thread, and they would spill.
 TILES = (
     Tile(8, 64, 2, 4),
+    Tile(8, 64, 2, 6),
+    Tile(8, 64, 4, 4),
+    Tile(8, 32, 2, 4),
     Tile(16, 64, 2, 4),
+    Tile(16, 64, 4, 4),
+    Tile(32, 64, 4, 4),
     Tile(32, 64, 2, 4),
+    Tile(64, 64, 4, 3),
+    Tile(64, 128, 8, 3, splits_inside=True),
     Tile(64, 64, 4, 3, splits_inside=True),
 )
+# Where four warps multiply by an instruction of their own, it might add in another order.
+TILES_OF_TWO_WARPS = (
+    *(tile for tile in TILES if tile.warps == 2),
+    Tile(32, 64, 2, 4, splits_inside=True),
+)
+_MAJORS_OF_TWO_WARPS = (9, 10)
 
 
-def tile_for(rows: int, tiles: tuple[Tile, ...] = TILES) -> Tile:
-    """The tile for so many rows of x."""
-    return next((tile for tile in tiles if tile.x_rows >= rows), tiles[-1])
+def tiles(major: int, group: int) -> tuple[Tile, ...]:
+    """The tiles for matrices with groups of so many columns, on devices of a major compute capability."""
+    if major in _MAJORS_OF_TWO_WARPS:
+        return TILES_OF_TWO_WARPS
+    # Eight warps would copy 16 columns of x by 8 bytes, and the many addresses would spill.
+    return TILES if group > 16 else tuple(tile for tile in TILES if tile.warps < 8)
+
+
+def candidates(matrix: GpuMatrix, rows: int) -> tuple[Tile, ...]:
+    """The tiles that may multiply so many rows of x, all with the same result; first the usual one."""
+    fitting = tiles(_major(matrix.codes.device), matrix.group)
+    size = next((tile.x_rows for tile in fitting if tile.x_rows >= rows), fitting[-1].x_rows)
+    return tuple(tile for tile in fitting if tile.x_rows == size and (tile.splits_inside or rows <= size))
+
+
+def tile_for(matrix: GpuMatrix, rows: int) -> Tile:
+    """The tile for so many rows of x where nothing was measured."""
+    return candidates(matrix, rows)[0]
+
+
+@functools.cache
+def _major(device: torch.device) -> int:
+    """0 where kernels are interpreted."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
 def multiply(
@@ -60,7 +99,7 @@ def multiply(
         x: float16 or bfloat16 [M, matrix.input_width], rows contiguous; M may be 0.
         bias: float32 [matrix.rows], or None.
         out: float16, bfloat16 or float32 [M, matrix.rows], rows contiguous; None for a new one of x's type.
-        tile: None for `tile_for(M)`.
+        tile: one of `candidates(matrix, M)`, None for the first.
 
     Returns:
         out.
@@ -73,11 +112,12 @@ def multiply(
     assert x.stride(1) == out.stride(1) == 1
     if rows == 0:
         return out
-    tile = tile or tile_for(rows)
+    tile = tile or tile_for(matrix, rows)
     if matrix.inputs is not None:
         x = _gather(x, matrix.inputs)
     zero = 0 if matrix.biases is not None else matrix.zero
     blocks, splits = matrix.codes.shape[1], num_splits(*matrix.codes.shape[:2])
+    sums = None if matrix.biases is None else run_sums(matrix, x, -(-rows // tile.x_rows) * tile.x_rows)
     apart = splits > 1 and not tile.splits_inside
     target = out.new_empty(splits, rows, matrix.rows, dtype=torch.float32) if apart else out
     grid = (-(-matrix.rows // tile.matrix_rows), splits if apart else 1, -(-rows // tile.x_rows))
@@ -90,29 +130,29 @@ def multiply(
         matrix.super_scales,
         matrix.super_biases,
         matrix.table,
-        None if matrix.biases is None else run_sums(matrix, x),
+        sums,
         None if apart else bias,
         target,
         rows,
         matrix.rows,
         matrix.columns,
         blocks,
+        0 if sums is None else sums.stride(0),
         matrix.scales.shape[1],
         x.stride(0),
         target.stride(-2),
         splits,
-        **constants(matrix.bits, matrix.group, matrix.super_group, zero, tile, splits),
-        num_warps=tile.warps,
+        **options(matrix.bits, matrix.group, matrix.super_group, zero, tile, splits),
     )
     if apart:
         merge(target, bias, out)
     return out
 
 
-def constants(
+def options(
     bits: int, group: int, super_group: int, zero: int, tile: Tile, splits: int
 ) -> dict[str, int | bool]:
-    """What the kernel of a product is compiled for; of `GpuMatrix`, and of how it is multiplied."""
+    """What the kernel of a product is compiled for, and how; of `GpuMatrix`, and of how it is multiplied."""
     return {
         "BITS": bits,
         "GROUP": group,
@@ -123,6 +163,11 @@ def constants(
         "STAGES": tile.stages,
         "SPLIT": splits > 1,
         "INSIDE": splits > 1 and tile.splits_inside,
+        "num_warps": tile.warps,
+        # Shared memory says how many programs fit; for more of them the assembler would spill registers.
+        "maxnreg": 255,
+        # The same bits, whatever else is compiled with it.
+        "enable_fp_fusion": False,
     }
 
 
@@ -136,19 +181,19 @@ def _gather(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     return gathered
 
 
-def run_sums(matrix: GpuMatrix, x: torch.Tensor) -> torch.Tensor:
-    """float32 [M, runs]: sums of the columns that share their bias and their block."""
+def run_sums(matrix: GpuMatrix, x: torch.Tensor, padded_rows: int) -> torch.Tensor:
+    """float32 [runs, at least padded_rows]: sums of the columns that share their bias and their block."""
     run = min(matrix.group, matrix.block)
     runs = matrix.codes.shape[1] * (matrix.block // run)
-    sums = x.new_empty(len(x), runs, dtype=torch.float32)
+    sums = x.new_empty(runs, -(-padded_rows // 16) * 16, dtype=torch.float32)
     at_once = 2048 // run
     _sum_runs[(len(x), -(-runs // at_once))](
-        x, sums, matrix.columns, runs, x.stride(0), RUN=run, AT_ONCE=at_once
+        x, sums, matrix.columns, runs, x.stride(0), sums.stride(0), RUN=run, AT_ONCE=at_once
     )
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def product_kernel(
     x_ptr,
     codes_ptr,
@@ -165,6 +210,7 @@ def product_kernel(
     N,
     K,
     blocks,
+    padded_m,
     padded_n,
     x_stride,
     out_stride,
@@ -181,13 +227,19 @@ def product_kernel(
 ):
     """out [M, N], or with splits apart float32 [splits, M, N].
 
-    Args of the kernel are fields of `GpuMatrix`; `sums_ptr` is float32 [M, runs].
+    Args of the kernel are fields of `GpuMatrix`; `sums_ptr` is float32 [runs, padded_m].
     """
     n = tl.program_id(0) * BN
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     row = n + tl.arange(0, BN)
-    words = codes_ptr + (n // _TILE_ROWS).to(tl.int64) * blocks * (_TILE_ROWS * _WORDS)
-    words += (row % _TILE_ROWS)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
+    if BN > _TILE_ROWS:
+        # Rows beyond the padded ones, of which nothing is stored, are the first ones again.
+        held = row % padded_n
+        words = codes_ptr + (held // _TILE_ROWS).to(tl.int64)[:, None] * blocks * (_TILE_ROWS * _WORDS)
+    else:
+        held = row
+        words = codes_ptr + (n // _TILE_ROWS).to(tl.int64) * blocks * (_TILE_ROWS * _WORDS)
+    words += (held % _TILE_ROWS)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
     per_split = tl.cdiv(blocks, splits)
     total = tl.zeros((BN, BM), tl.float32)
     # One, but for splits inside.
@@ -199,7 +251,7 @@ def product_kernel(
             acc = add_block(
                 acc, tl.load(words + block * (_TILE_ROWS * _WORDS)), x_ptr, scales_ptr, zeros_ptr, biases_ptr,
                 super_scales_ptr, super_biases_ptr, table_ptr, sums_ptr,
-                m, row, block, M, K, blocks, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
+                m, held, block, M, K, padded_m, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
             )  # fmt: skip
         total = total + acc if INSIDE else acc
     if bias_ptr is not None:
@@ -221,10 +273,10 @@ def _gather_columns(x_ptr, inputs_ptr, out_ptr, columns, x_stride, COLUMNS: tl.c
 
 
 @triton.jit
-def _sum_runs(x_ptr, sums_ptr, K, runs, x_stride, RUN: tl.constexpr, AT_ONCE: tl.constexpr):
-    """sums float32 [M, runs] of RUN columns each of x, the last ones padded with zeros."""
+def _sum_runs(x_ptr, sums_ptr, K, runs, x_stride, sums_stride, RUN: tl.constexpr, AT_ONCE: tl.constexpr):
+    """sums float32 [runs, padded M] of RUN columns each of x, the last ones padded with zeros."""
     m = tl.program_id(0)
     run = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     k = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
     x = tl.load(x_ptr + m * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(sums_ptr + m * runs + run, tl.sum(x, 1), mask=run < runs)
+    tl.store(sums_ptr + run * sums_stride + m, tl.sum(x, 1), mask=run < runs)

@@ -16,7 +16,7 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def add_block(
     acc, words, x_ptr, scales_ptr, zeros_ptr, biases_ptr, super_scales_ptr, super_biases_ptr, table_ptr, sums_ptr,
-    m, row, block, M, K, blocks, padded_n, x_stride,
+    m, row, block, M, K, padded_m, padded_n, x_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,8 @@ def add_block(
     RUN: tl.constexpr = GROUP if GROUP < BLOCK else BLOCK
     RUNS: tl.constexpr = BLOCK // RUN
     BLOCKS: tl.constexpr = GROUP // RUN
-    STEP: tl.constexpr = RUN if RUN < 32 or table_ptr is None else 32
+    # Of few rows, little is copied at once otherwise; of many, more would take too many registers.
+    STEP: tl.constexpr = RUN if RUN < 32 or (table_ptr is None and BM < 16) else 32
     halves = (words, words)
     if RUN == 16:
         halves = tl.split(tl.permute(tl.reshape(words, (BN, 2, 8)), (0, 2, 1)))
@@ -51,11 +52,13 @@ def add_block(
             x = tl.load(x_ptr + m[None, :] * x_stride + k, mask=(m[None, :] < M) & (k < K), other=0.0)
             part = tl.dot(weights, x.to(weights.dtype), part)
         scale = _of_group(scales_ptr, block, run, RUNS, BLOCKS, padded_n, row).to(tl.float32)
-        acc += part * (scale * super_scale if SUPER else scale)[:, None]
+        # Fused whatever else is compiled with it.
+        acc = tl.fma(part, (scale * super_scale if SUPER else scale)[:, None], acc)
         if biases_ptr is not None:
             bias = _of_group(biases_ptr, block, run, RUNS, BLOCKS, padded_n, row).to(tl.float32)
-            sums = tl.load(sums_ptr + (m * blocks + block) * RUNS + run, mask=m < M, other=0.0)
-            acc += (bias * super_bias if SUPER else bias)[:, None] * sums[None, :]
+            # Rows beyond M have some, of which nothing is stored.
+            sums = tl.load(sums_ptr + (block * RUNS + run) * padded_m + m)
+            acc = tl.fma((bias * super_bias if SUPER else bias)[:, None], sums[None, :], acc)
     return acc
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from appliance.kernels.linear.gpu import Tile, tile_for
+from appliance.kernels.linear.gpu import Tile
 from appliance.kernels.linear.gpu_split import merge, num_splits
 
 BLOCK = 64
@@ -28,6 +28,11 @@ TILES = (
 _BLOCK = tl.constexpr(BLOCK)
 # The interpreter's products of bfloat16 are wrong, those of float32 are exact before they are added up.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+def tile_for(rows: int, tiles: tuple[Tile, ...] = TILES) -> Tile:
+    """The least tile that holds so many rows of x."""
+    return next((tile for tile in tiles if tile.x_rows >= rows), tiles[-1])
 
 
 def splits_for(rows: int, columns: int) -> int:
@@ -65,7 +70,7 @@ def multiply_dense(
     assert x.stride(1) == out.stride(1) == 1
     if rows == 0:
         return out
-    tile = tile or tile_for(rows, TILES)
+    tile = tile or tile_for(rows)
     splits = splits_for(columns, width)
     apart = splits > 1 and not tile.splits_inside
     target = out.new_empty(splits, rows, columns, dtype=torch.float32) if apart else out

@@ -130,7 +130,7 @@ def _multiply_dense(
     bias: torch.Tensor | None,
 ) -> None:
     experts, rows, width = weights.shape
-    tile, splits = gpu.tile_for(-(-len(order) // experts), gpu_dense.TILES), gpu_dense.splits_for(rows, width)
+    tile, splits = gpu_dense.tile_for(-(-len(order) // experts)), gpu_dense.splits_for(rows, width)
     grouped_dense_kernel[_grid(tile, rows, len(order), experts)](
         x,
         weights,
@@ -164,7 +164,8 @@ def _multiply_quantised(
         x, top_k = _gather(x, weights.inputs, order, offsets, top_k), 1
     zero = 0 if matrix.biases is not None else matrix.zero
     tiles, blocks = matrix.codes.shape[:2]
-    tile, splits = gpu.tile_for(-(-len(order) // experts), TILES), num_splits(tiles // experts, blocks)
+    tile, splits = gpu_dense.tile_for(-(-len(order) // experts), TILES), num_splits(tiles // experts, blocks)
+    sums = None if matrix.biases is None else gpu.run_sums(matrix, x, len(x))
     grouped_kernel[_grid(tile, weights.rows, len(order), experts)](
         x,
         matrix.codes,
@@ -174,7 +175,7 @@ def _multiply_quantised(
         matrix.super_scales,
         matrix.super_biases,
         matrix.table,
-        None if matrix.biases is None else gpu.run_sums(matrix, x),
+        sums,
         bias,
         order,
         offsets,
@@ -183,6 +184,7 @@ def _multiply_quantised(
         weights.rows,
         matrix.columns,
         blocks,
+        0 if sums is None else sums.stride(0),
         matrix.rows,
         x.stride(0),
         out.stride(0),
@@ -204,8 +206,8 @@ def constants(
 ) -> dict[str, int | bool]:
     """What the kernel for quantised matrices is compiled for, and how."""
     scheme = {"BITS": bits, "GROUP": group, "SUPER": super_group, "ZERO": zero}
-    # Shared memory says how many programs fit; for more of them the assembler would spill registers.
-    return scheme | {"maxnreg": 255} | dense_constants(tile, splits, experts)
+    # As `gpu.options`.
+    return scheme | {"maxnreg": 255, "enable_fp_fusion": False} | dense_constants(tile, splits, experts)
 
 
 def dense_constants(tile: gpu.Tile, splits: int, experts: int) -> dict[str, int | bool]:
@@ -247,6 +249,7 @@ def grouped_kernel(
     N,
     K,
     blocks,
+    padded_m,
     padded_n,
     x_stride,
     out_stride,
@@ -265,7 +268,7 @@ def grouped_kernel(
 ):
     """out [choices, N]; program (tile of the matrix, tile of choices).
 
-    Args of the kernel are fields of `GpuMatrix`; `sums_ptr` is float32 [M, runs], of the M rows of x.
+    Args of the kernel are fields of `GpuMatrix`; `sums_ptr` is float32 [runs, padded_m], of the M rows of x.
     """
     expert, choice, held = _choices_of(order_ptr, offsets_ptr, tl.program_id(1), experts, BM, EXPERTS)
     if expert >= experts:
@@ -284,7 +287,7 @@ def grouped_kernel(
         acc = add_block(
             acc, tl.load(words + block * (_TILE_ROWS * _WORDS)), x_ptr, scales_ptr, zeros_ptr, biases_ptr,
             super_scales_ptr, super_biases_ptr, table_ptr, sums_ptr,
-            m, row, block, M, K, blocks, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
+            m, row, block, M, K, padded_m, padded_n, x_stride, BITS, GROUP, SUPER, ZERO, BM, BN,
         )  # fmt: skip
         if SPLIT:
             if block + 1 == end:

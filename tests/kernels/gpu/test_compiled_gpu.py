@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("variant", ["linear zp4 g128 fp16 8x64", "linear kquant4 g32 bf16 8x64"])
+@pytest.mark.parametrize("variant", ["linear zp4 g128 fp16 8x64 2w 4s", "linear kquant4 g32 bf16 8x64 2w 4s"])
 def test_as_good_as_kept(variant: str, repo_root: Path) -> None:
     # A process of its own: this one interprets.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

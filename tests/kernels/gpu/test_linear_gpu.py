@@ -12,7 +12,14 @@ import pytest
 import torch
 from random_weights import GPU_SCHEMES, random_gpu_weight
 
-from appliance.kernels.linear.gpu import TILES, Tile, multiply, tile_for
+from appliance.kernels.linear.gpu import (
+    TILES,
+    TILES_OF_TWO_WARPS,
+    Tile,
+    candidates,
+    multiply,
+    tiles,
+)
 from appliance.kernels.linear.gpu_matrix import GpuMatrix
 from appliance.kernels.linear.gpu_split import num_splits
 from appliance.quant.gpu_packed import pack_for_gpu
@@ -122,18 +129,19 @@ def test_results_are_rounded_to_the_type_of_x(dtype: torch.dtype) -> None:
     assert ((result.float() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_splits_are_added_in_the_same_order_wherever_they_are_computed(bias: bool) -> None:
-    weight, x = random_gpu_weight("zp4", 65, 4096, 128), random_x(9, 4096)
-    assert num_splits(*packed(weight).codes.shape[:2]) == 4
-    added = torch.randn(65) if bias else None
-    assert_product(weight, x, added)
-    apart = product(weight, x, added, Tile(16, 64, 2, 4))
-    inside = product(weight, x, added, Tile(16, 64, 2, 4, splits_inside=True))
-    assert torch.equal(apart, inside)
+def test_every_tile_gives_the_same_bits() -> None:
+    """But for the order within a group, in which it is the tensor cores that add: sums there are exact here."""
+    weight, x = random_gpu_weight("affine4", 40, 2048, 128), torch.randint(-8, 9, (3, 2048)).half()
+    assert num_splits(*packed(weight).codes.shape[:2]) == 2
+    bias = torch.randn(40)
+    usual = product(weight, x, bias)
+    # As many warps and stages as there may be, they are interpreted in the same way.
+    different = {(each.x_rows, each.matrix_rows, each.splits_inside) for each in TILES + TILES_OF_TWO_WARPS}
+    for x_rows, matrix_rows, splits_inside in different:
+        assert torch.equal(product(weight, x, bias, Tile(x_rows, matrix_rows, 2, 4, splits_inside)), usual)
 
 
-@pytest.mark.parametrize("tile", TILES[:4], ids=lambda tile: str(tile.x_rows))
+@pytest.mark.parametrize("tile", [TILES[0], TILES[6], TILES[9]], ids=lambda tile: str(tile.x_rows))
 def test_a_row_is_the_same_whatever_its_neighbours_are(tile: Tile) -> None:
     weight, x = random_gpu_weight("affine4", 66, 256, 32), random_x(tile.x_rows + 3, 256)
     whole = product(weight, x, tile=tile)
@@ -141,10 +149,14 @@ def test_a_row_is_the_same_whatever_its_neighbours_are(tile: Tile) -> None:
         assert torch.equal(product(weight, x[:rows], tile=tile), whole[:rows])
 
 
-def test_the_smallest_tile_that_holds_the_rows() -> None:
-    sizes = [tile.x_rows for tile in TILES]
-    assert sizes == sorted(sizes)
-    assert tile_for(1).x_rows == tile_for(8).x_rows == 8
-    assert tile_for(9).x_rows == 16
-    assert tile_for(4096) is TILES[-1]
-    assert tile_for(9, TILES[2:]) is TILES[2]
+def test_the_smallest_tiles_that_hold_the_rows() -> None:
+    matrix = packed(random_gpu_weight("zp4", 1, 1, 32))
+    for rows, size in ((1, 8), (8, 8), (9, 16), (32, 32), (33, 64)):
+        assert candidates(matrix, rows) == tuple(tile for tile in TILES if tile.x_rows == size)
+    assert candidates(matrix, 65) == candidates(matrix, 4096) == TILES[-2:]
+    assert candidates(packed(random_gpu_weight("zp4", 1, 32, 16)), 65) == TILES[-1:]
+
+
+def test_warp_groups_are_left_alone_where_they_multiply_otherwise() -> None:
+    assert all(tile.warps < 4 for tile in tiles(9, 128))
+    assert tiles(8, 32) == tiles(12, 32) == TILES
