@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+import platformdirs
 import torch
 
 from appliance.engine.backends import Backend, token_budget
@@ -27,6 +30,7 @@ from appliance.kernels.kv_layout import KVLayout
 from appliance.kernels.linear.cpu import Precision
 from appliance.kernels.paged_attention.cpu import MAX_HEAD_DIM
 
+log = logging.getLogger("appliance.engine")
 # The torch executor keeps the matrices of a model dequantised where they take no more than this, nor more than this
 # share of the free memory: a small model runs many times faster so. A larger one costs what its codes cost.
 _DENSE_BYTES = 2 * 2**30
@@ -122,13 +126,16 @@ def _cpu(parts: ModelParts) -> Prepared:
 def _gpu(parts: ModelParts) -> Prepared:
     # Of Triton, which only this backend needs.
     from appliance.engine.executors.gpu_executor import GpuExecutor
+    from appliance.kernels.linear.gpu_tuning import ROWS, Tuning
 
-    config, spec, device, groups = parts.config, parts.spec, parts.device, len(parts.layout.groups)
+    spec, device = parts.spec, parts.device
     if spec.head_dim % 8:
         raise UnsupportedModelError(
             f"heads of {spec.head_dim} elements, the GPU's kernels take multiples of 8; set backend to cpu"
         )
     torch.set_num_threads(parts.threads)
+    folder = Path(platformdirs.user_cache_dir("appliance")) / "tiles"
+    tuning = Tuning(folder, device, parts.dtype)
     try:
         executor = GpuExecutor(
             build_program(spec),
@@ -138,31 +145,44 @@ def _gpu(parts: ModelParts) -> Prepared:
             device=device,
             dtype=parts.dtype,
             progress=parts.progress,
+            tile_for=tuning.tile_for,
         )
         torch.set_num_threads(1)
-        working_bytes = 0
-        if device.type == "cuda":
-            executor.attach_pools([1] * groups, parts.longest)
-            runner = Runner(executor, spec.vocab_size)
-            first_steps = partial(
-                warm_up,
-                runner,
-                groups=groups,
-                block_size=config.block_size,
-                max_tokens=parts.token_budget,
-                max_seqs=config.max_num_seqs,
-                max_model_len=parts.longest,
-            )
-            working_bytes = measure_peak(device, first_steps)
+        tuning.tune(
+            executor.packed_matrices, ROWS[: bisect_left(ROWS, parts.token_budget) + 1], progress=_tell
+        )
+        working_bytes = _first_steps(parts, executor)
     except torch.OutOfMemoryError as error:
-        memory = device_memory(device)
         raise MemoryPlanError(
-            f"{memory.describe()}; the model and its largest step need more: choose a smaller one, lower "
-            f"max_num_batched_tokens (now {parts.token_budget}), or end what else uses the GPU"
+            f"{device_memory(device).describe()}; the model and its largest step need more: choose a smaller one, "
+            f"lower max_num_batched_tokens (now {parts.token_budget}), or end what else uses the GPU"
         ) from error
     memory = device_memory(device)
     free_bytes = max(0, memory.free_bytes - working_bytes)
-    return Prepared(executor, free_bytes, (memory.note(),), memory.kind, memory.describe())
+    return Prepared(executor, free_bytes, (memory.note(), tuning.note), memory.kind, memory.describe())
+
+
+def _tell(done: int, total: int) -> None:
+    log.info("measured the fastest tiles of %d of %d products on this GPU, which are kept", done, total)
+
+
+def _first_steps(parts: ModelParts, executor: Executor) -> int:
+    """Bytes that the largest steps take beside weights and pools; 0 under the interpreter, which would take hours."""
+    if parts.device.type != "cuda":
+        return 0
+    log.info("running the first steps; where kernels are to be compiled, this takes a minute or two")
+    groups = len(parts.layout.groups)
+    executor.attach_pools([1] * groups, parts.longest)
+    steps = partial(
+        warm_up,
+        Runner(executor, parts.spec.vocab_size),
+        groups=groups,
+        block_size=parts.layout.block_size,
+        max_tokens=parts.token_budget,
+        max_seqs=parts.config.max_num_seqs,
+        max_model_len=parts.longest,
+    )
+    return measure_peak(parts.device, steps)
 
 
 _PREPARATIONS = {Backend.CPU: _cpu, Backend.GPU: _gpu, Backend.REFERENCE: _reference}

@@ -16,7 +16,7 @@ from appliance.engine import program as ops
 from appliance.engine.executors.base import LOGITS_BYTES, StepOutput
 from appliance.engine.executors.gpu_batch import GpuBatch, build_gpu_batch
 from appliance.engine.executors.gpu_program import FinishQkv, finish_qkv_at_once
-from appliance.engine.executors.gpu_weights import load_gpu_weights
+from appliance.engine.executors.gpu_weights import TileFor, load_gpu_weights
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.logit_rules import on_device
 from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
@@ -25,6 +25,8 @@ from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels.embedding.gpu import embed
 from appliance.kernels.gated_product.gpu import gated_product
 from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.linear.gpu import tile_for
+from appliance.kernels.linear.gpu_matrix import GpuMatrix
 from appliance.kernels.moe.gpu import route, run_experts
 from appliance.kernels.paged_attention.gpu import paged_attention
 from appliance.kernels.qkv.gpu import QKNorm, finish_qkv
@@ -41,6 +43,7 @@ class GpuExecutor:
         device: of CUDA; the CPU under Triton's interpreter.
         dtype: float16 or bfloat16, of what products and attention take.
         progress: told how far reading the weights has come.
+        tile_for: of products with packed matrices.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class GpuExecutor:
         device: torch.device,
         dtype: torch.dtype,
         progress: Progress,
+        tile_for: TileFor = tile_for,
     ) -> None:
         self._program = program
         self._body = finish_qkv_at_once(program.body)
@@ -61,6 +65,7 @@ class GpuExecutor:
         self._device = device
         self._dtype = dtype
         self._weights = load_gpu_weights(program, weights, device, dtype, progress)
+        self._tile_for = tile_for
         self._exact = {program.hidden, program.output}
         self._exact |= {op.logits for op in program.ops if isinstance(op, ops.Route)}
         self._pools: tuple[torch.Tensor, ...] = ()
@@ -68,6 +73,12 @@ class GpuExecutor:
         self._buffers: dict[str, torch.Tensor] = {}
         # Of the last step.
         self._hidden = torch.empty(0)
+
+    @property
+    def packed_matrices(self) -> list[GpuMatrix]:
+        """Those that are multiplied by tiles of one's choice."""
+        parts = (part for linear in self._weights.linears.values() for part in linear.parts)
+        return [part for part in parts if isinstance(part, GpuMatrix)]
 
     @property
     def weight_bytes(self) -> int:
@@ -156,7 +167,7 @@ class GpuExecutor:
 
     def _linear(self, op: ops.Linear, _batch: GpuBatch | None) -> None:
         x, linear = self._input(op.x), self._weights.linears[op.weights]
-        linear(x, self._new(op.out, len(x), linear.rows))
+        linear(x, self._new(op.out, len(x), linear.rows), self._tile_for)
 
     def _finish_qkv(self, op: FinishQkv, batch: GpuBatch) -> None:
         qkv, vectors = self._buffers[op.qkv], self._weights.vectors

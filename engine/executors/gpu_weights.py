@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from appliance.engine import program as ops
 from appliance.engine.weights import ModelWeights, Progress, read_layers
-from appliance.kernels.linear.gpu import multiply
+from appliance.kernels.linear.gpu import Tile, multiply
 from appliance.kernels.linear.gpu_dense import multiply_dense
 from appliance.kernels.linear.gpu_grouped import ExpertMatrices, stack
 from appliance.kernels.linear.gpu_matrix import GpuMatrix
@@ -17,6 +17,8 @@ from appliance.quant.gpu_packed import pack_for_gpu
 from appliance.quant.tensor import DenseTensor, QuantizedLinear, QuantTensor, Weight
 
 Matrix = GpuMatrix | torch.Tensor
+TileFor = Callable[[GpuMatrix, int], Tile]
+"""The tile for a matrix and so many rows of x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ class GpuLinear:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, tile_for: TileFor) -> None:
         """[M, columns] → [M, rows]."""
         first = 0
         for part in self.parts:
             stop = first + (part.rows if isinstance(part, GpuMatrix) else len(part))
             bias, target = None if self.bias is None else self.bias[first:stop], out[:, first:stop]
             if isinstance(part, GpuMatrix):
-                multiply(part, x, bias=bias, out=target)
+                multiply(part, x, bias=bias, out=target, tile=tile_for(part, len(x)))
             else:
                 multiply_dense(part, x, bias=bias, out=target)
             first = stop
