@@ -127,7 +127,7 @@ def _merge() -> Variant:
     return Variant("merge splits", gpu_split.merge_kernel, types, {"COLUMNS": 1024, "num_warps": 4})
 
 
-_TILES = tuple(dict.fromkeys(gpu.TILES + gpu.TILES_OF_TWO_WARPS))
+_TILES = tuple(dict.fromkeys(gpu.TILES + gpu.TILES_OF_HOPPER))
 # All matrices by the tiles of one row and of a prompt, and by all tiles the most usual ones and some that take many
 # registers.
 LINEAR = [

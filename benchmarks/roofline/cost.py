@@ -67,10 +67,10 @@ class Scheme:
 
 DENSE = Scheme("bf16", 16, 64)
 GROUPS_OF_128 = Scheme(
-    "4 bit, groups of 128, zero points", 4 + (16 + 8) / 128, 128, "linear zp4 g128 fp16 8x64"
+    "4 bit, groups of 128, zero points", 4 + (16 + 8) / 128, 128, "linear zp4 g128 fp16 8x64 2w 4s"
 )
-GROUPS_OF_32 = Scheme("4 bit, groups of 32", 4 + 16 / 32, 128, "linear sym4 g32 fp16 8x64")
-INT8 = Scheme("int8", 8 + 16 / 32, 64, "linear sym8 g32 fp16 8x64")
+GROUPS_OF_32 = Scheme("4 bit, groups of 32", 4 + 16 / 32, 128, "linear sym4 g32 fp16 8x64 2w 4s")
+INT8 = Scheme("int8", 8 + 16 / 32, 64, "linear sym8 g32 fp16 8x64 2w 4s")
 
 
 @dataclass(frozen=True)

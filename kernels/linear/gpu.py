@@ -51,18 +51,18 @@ TILES = (
     Tile(64, 128, 8, 3, splits_inside=True),
     Tile(64, 64, 4, 3, splits_inside=True),
 )
-# Where four warps multiply by an instruction of their own, it might add in another order.
-TILES_OF_TWO_WARPS = (
+# Hopper's groups of four warps multiply 64 rows by an instruction of their own, which might add in another order.
+TILES_OF_HOPPER = (
     *(tile for tile in TILES if tile.warps == 2),
-    Tile(32, 64, 2, 4, splits_inside=True),
+    Tile(64, 32, 4, 3, splits_inside=True),
 )
-_MAJORS_OF_TWO_WARPS = (9, 10)
+_LIKE_HOPPER = (9, 10)
 
 
 def tiles(major: int, group: int) -> tuple[Tile, ...]:
     """The tiles for matrices with groups of so many columns, on devices of a major compute capability."""
-    if major in _MAJORS_OF_TWO_WARPS:
-        return TILES_OF_TWO_WARPS
+    if major in _LIKE_HOPPER:
+        return TILES_OF_HOPPER
     # Eight warps would copy 16 columns of x by 8 bytes, and the many addresses would spill.
     return TILES if group > 16 else tuple(tile for tile in TILES if tile.warps < 8)
 
