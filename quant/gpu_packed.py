@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from appliance.kernels.linear import gpu_matrix
-from appliance.kernels.linear.gpu_matrix import GROUPS, GpuMatrix, block_columns
+from appliance.kernels.linear.gpu_matrix import BITS, GROUPS, GpuMatrix, block_columns
 from appliance.quant.packing import pack_codes, unpack_codes
 from appliance.quant.tensor import QuantTensor
 
@@ -13,14 +13,16 @@ from appliance.quant.tensor import QuantTensor
 def pack_for_gpu(weight: QuantTensor, device: torch.device | None = None) -> GpuMatrix | None:
     """The same weights for GPU kernels; None for code books of 8 bits, whose weights are dense there.
 
-    Codes of fewer bits than 4 take 4, of more take 8.
+    Codes of 3 bits take 4, of 5 and 6 take 8; of 2 they take 4 where groups are of 16, for a block of 256 columns would
+    have so many that the kernel takes minutes to compile.
 
     Args:
         weight: in main memory.
         device: where the matrix is to be, and most of the work is done; None for main memory.
     """
     scheme, (rows, width) = weight.scheme, weight.shape
-    bits = 4 if scheme.bits <= 4 else 8
+    least = 4 if scheme.group_size < 32 else scheme.bits
+    bits = next(bits for bits in BITS if bits >= max(least, scheme.bits))
     if scheme.codebook is not None and bits == 8:
         return None
     group = _padded_group(weight, bits)
@@ -67,7 +69,8 @@ def _padded_group(weight: QuantTensor, bits: int) -> int:
     size, block = min(weight.scheme.group_size, weight.shape[1]), block_columns(bits)
     if weight.shape[1] <= weight.scheme.group_size:
         return -(-size // block) * block
-    return next((group for group in GROUPS if group >= size), -(-size // block) * block)
+    smaller = (group for group in (*GROUPS, block // 2) if size <= group < block)
+    return next(smaller, -(-size // block) * block)
 
 
 def _columns(weight: QuantTensor, group: int) -> torch.Tensor:

@@ -120,11 +120,11 @@ def _subtract_zeros(words, zero, BITS: tl.constexpr, BF16: tl.constexpr):
 
     Added to the bits of 1024 as float16, or of 128 as bfloat16, a code is added to the number.
     """
+    MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001
     if not BF16:
-        numbers = _pick(words, 0x000F000F if BITS == 4 else 0x00FF00FF, 0x64006400)
-        return _subtract_pairs(numbers, zero * 0x10001 + 0x64006400, BF16)
-    elif BITS == 4:
-        return _subtract_pairs(_pick(words, 0x000F000F, 0x43004300), zero * 0x10001 + 0x43004300, BF16)
+        return _subtract_pairs(_pick(words, MASK, 0x64006400), zero * 0x10001 + 0x64006400, BF16)
+    elif BITS < 8:
+        return _subtract_pairs(_pick(words, MASK, 0x43004300), zero * 0x10001 + 0x43004300, BF16)
     else:
         # Seven bits fit beside 128. The eighth, as -128, is subtracted.
         low = _subtract_pairs(_pick(words, 0x007F007F, 0x43004300), 0x43004300, BF16)

@@ -1,6 +1,6 @@
 """Quantised matrices in the layout of the GPU kernels, and back; plain torch, on any device.
 
-The layout is in tiles of 64 rows by one *block* of columns, 128 codes of 4 bits or 64 of 8. A row's block is 16
+The layout is in tiles of 64 rows by one *block* of columns, 256 codes of 2 bits, 128 of 4 or 64 of 8. A row's block is 16
 words of 32 bits, and a word has 16 / bits *spans*: of span i and word r, column 32i + 2r stands in the low half word
 and its neighbour 32i + 2r + 1 in the high one, both at bit bits * i. So one shift and one mask give a pair of codes
 as tensor cores want them, and the codes that a warp wants are where it has them already. With a table, where nibbles
@@ -19,7 +19,7 @@ import torch
 TILE_ROWS = 64
 WORDS = 16
 SPAN = 32
-BITS = (4, 8)
+BITS = (2, 4, 8)
 GROUPS = (16, 32, 64)
 """Those that are smaller than any block; others are multiples of a block."""
 
@@ -36,12 +36,12 @@ class GpuMatrix:
 
     Attributes:
         rows, columns: of the matrix, as it was before padding.
-        bits: 4 or 8.
+        bits: 2, 4 or 8.
         group: columns that share their metadata: 16, 32, 64 or a multiple of a block.
         zero: what is subtracted from codes where there are neither zeros, biases nor a table.
         codes: int32 [T, B, 64, 16].
         scales: float16, bfloat16 or float32 [ceil(G / P), 64 T, P]; with super-blocks int8.
-        zeros: uint8 [ceil(G / 4), 64 T, 4], of codes of 4 bits none above 127; or None.
+        zeros: uint8 [ceil(G / 4), 64 T, 4], of codes of less than 8 bits none above 127; or None.
         biases: as scales, in place of zeros, or None.
         super_group: columns of a super-block, a multiple of a block; 0 without.
         super_scales: float16, bfloat16 or float32 [ceil(S / P), 64 T, P], which scales are multiplied by.
@@ -85,7 +85,8 @@ def block_columns(bits: int) -> int:
 
 def fits(bits: int, columns: int) -> bool:
     """Whether so many columns can be a group (or super-block) without padding."""
-    return columns in GROUPS or columns % block_columns(bits) == 0
+    block = block_columns(bits)
+    return columns % block == 0 or (columns < block and columns in (*GROUPS, block // 2))
 
 
 def pack(
@@ -108,7 +109,7 @@ def pack(
     """Codes and metadata with a row for each output as a matrix for the GPU, without loss.
 
     Args:
-        codes: uint8 [rows, ceil(columns * bits / 8)]; of two nibbles in a byte the low one is the first.
+        codes: uint8 [rows, ceil(columns * bits / 8)]; of those in a byte the lowest is the first.
         scales, zeros, biases: [rows, groups], of the types of `GpuMatrix`.
         super_scales, super_biases: [rows, super-blocks].
         table: 16 numbers, each exact as float16 and as bfloat16.
@@ -122,7 +123,7 @@ def pack(
     assert codes.shape[1] == -(-columns * bits // 8)
     assert (super_group > 0) == (super_scales is not None) == (scales.dtype is torch.int8)
     # As bfloat16, 128 and 7 bits beside it are exact. Formats store zero points in as many bits as codes.
-    assert zeros is None or bits == 8 or int(zeros.max()) <= 127, "a zero point above 127 of codes of 4 bits"
+    assert zeros is None or bits == 8 or int(zeros.max()) <= 127, "a zero point above 127 of codes of less than 8 bits"
     assert table is None or (bits == 4 and len(table) == 1 << bits)
     blocks = -(-columns // block_columns(bits))
     padded = blocks * block_columns(bits)
@@ -181,12 +182,12 @@ def _pack_words(codes: torch.Tensor, bits: int, blocks: int, *, beside: bool) ->
     tiles = -(-len(codes) // TILE_ROWS)
     width = blocks * block_columns(bits) * bits // 8
     codes = torch.nn.functional.pad(codes, (0, width - codes.shape[1], 0, tiles * TILE_ROWS - len(codes)))
-    # Of a byte are both of a pair, or one.
-    pairs = codes.view(tiles, TILE_ROWS, blocks, WORDS // bits, WORDS, bits // 4)
+    # One code a byte, all of a row.
+    codes = torch.stack([codes >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)], dim=-1)
+    pairs = codes.view(tiles, TILE_ROWS, blocks, WORDS // bits, WORDS, 2)
     words = codes.new_zeros(tiles, blocks, TILE_ROWS, WORDS, dtype=torch.int32)
     for span, half, shift in _places(bits, beside=beside):
-        found = pairs[:, :, :, span, :, 0] >> 4 * half & 15 if bits == 4 else pairs[:, :, :, span, :, half]
-        words |= found.transpose(1, 2).int() << shift
+        words |= pairs[:, :, :, span, :, half].transpose(1, 2).int() << shift
     return words
 
 

@@ -18,12 +18,13 @@ SCHEMES = {
     "e2m1": QuantScheme(4, 32, Mode.CODEBOOK, codebook=Codebook.E2M1),
     "e4m3": QuantScheme(8, 32, Mode.CODEBOOK, codebook=Codebook.E4M3),
     "iq4_xs": QuantScheme(4, 32, Mode.CODEBOOK, codebook=Codebook.IQ4_NL, super_size=256),
+    "kquant2": QuantScheme(2, 16, Mode.KQUANT, super_size=256),
     "kquant4": QuantScheme(4, 32, Mode.KQUANT, super_size=256),
     "kquant6": QuantScheme(6, 16, Mode.KQUANT, super_size=256),
 }
 # The GPU has no table of 256 entries.
 GPU_SCHEMES = tuple(name for name in SCHEMES if name != "e4m3")
-WITH_BIASES = ("affine4", "affine5", "kquant4")
+WITH_BIASES = ("affine4", "affine5", "kquant2", "kquant4")
 
 
 def random_weight(
@@ -60,7 +61,7 @@ def random_weight(
 def random_gpu_weight(
     name: str, rows: int, columns: int, group_size: int, dtype: torch.dtype = torch.float16
 ) -> QuantTensor:
-    """With zero points of 4 bits as far as the GPU's matrices have them, and further than any format does."""
+    """With zero points of codes of 4 bits and less as far as the GPU's matrices have them, and further than any format does."""
     weight = random_weight(name, rows, columns, group_size, dtype)
     if weight.zeros is None or SCHEMES[name].bits > 4:
         return weight

@@ -93,13 +93,13 @@ def test_products_are_those_of_the_weights(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["zp4", "affine4", "iq4_nl", "zp8"])
+@pytest.mark.parametrize("name", ["zp4", "affine4", "iq4_nl", "zp8", "zp2"])
 def test_any_shape_and_group(name: str, shape: tuple[int, int, int]) -> None:
     assert_product(random_gpu_weight(name, *shape), random_x(2, shape[1]))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 17, 33, 130])
-@pytest.mark.parametrize("name", ["zp4", "kquant4", "kquant6"])
+@pytest.mark.parametrize("name", ["zp4", "kquant4", "kquant6", "kquant2"])
 def test_any_number_of_rows(name: str, rows: int) -> None:
     assert_product(random_gpu_weight(name, 67, 136, 32), random_x(rows, 136))
 
