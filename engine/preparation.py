@@ -156,7 +156,7 @@ def _gpu(parts: ModelParts) -> Prepared:
         raise MemoryPlanError(
             f"{device_memory(device).describe()}; the model and its largest step need more: choose a smaller one, "
             f"lower max_num_batched_tokens (now {parts.token_budget}), max_model_len ({parts.longest}) or max_num_seqs "
-            f"({config.max_num_seqs}), or end what else uses the GPU"
+            f"({parts.config.max_num_seqs}), or end what else uses the GPU"
         ) from error
     memory = device_memory(device)
     free_bytes = max(0, memory.free_bytes - working_bytes)
