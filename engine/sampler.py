@@ -7,7 +7,7 @@ are added up, and no two tokens are equally likely: so what a row draws is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -87,7 +87,8 @@ def _kind(draw: Draw) -> Callable[[torch.Tensor, Sequence[Draw]], torch.Tensor]:
 
 def _excludes(draw: Draw) -> bool:
     _, sampling, seed, position = draw
-    return keyed_uniform(seed, position, XTC_STREAM) < sampling.xtc_probability
+    chance = sampling.xtc_probability
+    return chance > 0 and keyed_uniform(seed, position, XTC_STREAM) < chance
 
 
 def _take_largest(logits: torch.Tensor, _draws: Sequence[Draw]) -> torch.Tensor:
@@ -136,26 +137,22 @@ def _draw_ranked(
     Args:
         total: of the weights of all tokens, where the first two filters are off.
     """
-    width = kept.shape[1]
-    table = [
-        (
-            s.top_k if s.top_k > 0 else width,
-            s.min_p,
-            s.top_p,
-            s.xtc_threshold,
-            _excludes((row, s, seed, position)),
-        )
-        for row, s, seed, position in draws
-    ]
-    columns = on_device(table, torch.float64, kept.device).t().unsqueeze(-1)
-    top_k, min_p, top_p, xtc_threshold, excludes = columns
+    width, parameters = kept.shape[1], [sampling for _, sampling, _, _ in draws]
+
+    def columns(rows: Iterable[tuple[float, ...]]) -> torch.Tensor:
+        return on_device(list(rows), torch.float64, kept.device).t().unsqueeze(-1)
+
+    top_k, min_p, top_p = columns((s.top_k if s.top_k > 0 else width, s.min_p, s.top_p) for s in parameters)
     rank = torch.arange(width, device=kept.device)
     kept = kept.masked_fill((rank >= top_k) | (kept < min_p * kept[:, :1]), 0)
     is_filtered = (top_k < width) | (min_p > 0)
     reached = kept.cumsum(1) - kept >= top_p * torch.where(is_filtered, kept.sum(1, keepdim=True), total)
     kept = kept.masked_fill(reached & (top_p < 1) & (rank > 0), 0)
-    likely = ((kept >= xtc_threshold * kept.sum(1, keepdim=True)) & (kept > 0)).sum(1, keepdim=True)
-    kept = kept.masked_fill((excludes > 0) & (rank < likely - 1), 0)
+    excludes = [_excludes(draw) for draw in draws]
+    if any(excludes):
+        excluding, threshold = columns(zip(excludes, (s.xtc_threshold for s in parameters), strict=True))
+        likely = ((kept >= threshold * kept.sum(1, keepdim=True)) & (kept > 0)).sum(1, keepdim=True)
+        kept = kept.masked_fill((excluding > 0) & (rank < likely - 1), 0)
     return token_ids.gather(1, _invert(kept, draws).unsqueeze(1)).squeeze(1)
 
 
