@@ -6,6 +6,7 @@ import logging
 import random
 
 import psutil
+import torch
 
 from appliance.engine.blocks import BlockPool
 from appliance.engine.config import EngineConfig, EngineInfo
@@ -112,9 +113,15 @@ class Engine:
         return self.scheduler.plan()
 
     def run(self, plan: StepPlan) -> list[TokenEvent]:
-        """Run a planned step. If it fails, the requests with rows in it end with an error and the engine goes on."""
+        """Run a planned step. If it fails, the requests with rows in it end with an error and the engine goes on.
+
+        Raises:
+            torch.AcceleratorError: the GPU failed; whatever this process asks of it will fail from now on.
+        """
         try:
             result = self._runner.run(plan)
+        except torch.AcceleratorError:
+            raise
         except Exception:
             log.exception("a step failed; the requests in it end with an error")
             info = ErrorInfo("step_failed", "the step that computed this request failed; the log says why")

@@ -39,8 +39,10 @@ def apply_rules(logits: torch.Tensor, rows: Sequence[PlanRow]) -> torch.Tensor:
     return out
 
 
-def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of numbers, on its way to the device: nothing waits until it is there."""
+def on_device(
+    values: Sequence[float] | Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor of numbers, or of rows of them, on its way to the device: nothing waits until it is there."""
     made = torch.tensor(values, dtype=dtype)
     if device.type == "cuda":
         made = made.pin_memory()

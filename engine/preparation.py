@@ -155,7 +155,8 @@ def _gpu(parts: ModelParts) -> Prepared:
     except torch.OutOfMemoryError as error:
         raise MemoryPlanError(
             f"{device_memory(device).describe()}; the model and its largest step need more: choose a smaller one, "
-            f"lower max_num_batched_tokens (now {parts.token_budget}), or end what else uses the GPU"
+            f"lower max_num_batched_tokens (now {parts.token_budget}), max_model_len ({parts.longest}) or max_num_seqs "
+            f"({parts.config.max_num_seqs}), or end what else uses the GPU"
         ) from error
     memory = device_memory(device)
     free_bytes = max(0, memory.free_bytes - working_bytes)

@@ -1,7 +1,8 @@
 """Sampling: for each row of a batch the next ids, by its own logits, parameters, seeds and position alone.
 
 A batch is sampled where its logits are. The numbers drawn are made on the host, from (seed, position) alone, before
-the step; nothing waits for the device.
+the step; nothing waits for the device. Weights of tokens are whole numbers, whose sums are exact in whatever order they
+are added up, and no two tokens are equally likely: so what a row draws is the same in every batch, to the bit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from appliance.engine.types import PlanRow
 
 # Nearly always the nucleus lies within this many tokens, and the rest of the vocabulary need not be sorted.
 _NUCLEUS_GUESS = 512
+# What all weights of a row may add up to.
+_LARGEST_SUM = 2**62
 XTC_STREAM = 1
 
 Draw = tuple[int, SamplingParams, int, int]
@@ -42,7 +45,8 @@ def sample(
         int64 [seeds of all rows], in their order, and bool [rows], whether a row's logits are finite; where they are
         not, its ids mean nothing. Both on the device of the logits.
     """
-    finite = logits.isfinite().all(dim=-1)
+    # What is not finite times 0 is not a number, nor is its sum with others.
+    finite = logits.mul(0).sum(dim=-1) == 0
     ruled = apply_rules(logits, rows)
     if allowed is not None:
         ruled = ruled.masked_fill(~_bits(allowed, logits.shape[1]), float("-inf"))
@@ -52,12 +56,17 @@ def sample(
         for seed in row.seeds
     ]
     ids = logits.new_empty(len(draws), dtype=torch.int64)
+    # A CPU has a row in its caches; elsewhere many seeds of a row take no more memory than one of each row does.
+    at_once = 1 if logits.device.type == "cpu" else len(rows)
     for kind in (_take_largest, _draw_from_all, _draw_from_most_likely):
         places = [place for place, draw in enumerate(draws) if _kind(draw) is kind]
-        if places:
-            chosen = [draws[place] for place in places]
-            of_rows = ruled[on_device([index for index, *_ in chosen], torch.int64, logits.device)]
-            ids[on_device(places, torch.int64, logits.device)] = kind(of_rows, chosen)
+        for start in range(0, len(places), at_once):
+            some = places[start : start + at_once]
+            chosen = [draws[place] for place in some]
+            of_rows = ruled.index_select(
+                0, on_device([index for index, *_ in chosen], torch.int64, logits.device)
+            )
+            ids[on_device(some, torch.int64, logits.device)] = kind(of_rows, chosen)
     return ids, finite
 
 
@@ -78,7 +87,8 @@ def _kind(draw: Draw) -> Callable[[torch.Tensor, Sequence[Draw]], torch.Tensor]:
 
 def _excludes(draw: Draw) -> bool:
     _, sampling, seed, position = draw
-    return keyed_uniform(seed, position, XTC_STREAM) < sampling.xtc_probability
+    chance = sampling.xtc_probability
+    return chance > 0 and keyed_uniform(seed, position, XTC_STREAM) < chance
 
 
 def _take_largest(logits: torch.Tensor, _draws: Sequence[Draw]) -> torch.Tensor:
@@ -86,81 +96,92 @@ def _take_largest(logits: torch.Tensor, _draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def _draw_from_all(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    return _invert(_probabilities(logits, draws), draws)
+    return _invert(_weights(logits, draws, logits.shape[1]), draws)
 
 
 def _draw_from_most_likely(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    probabilities = _probabilities(logits, draws)
-    vocab = probabilities.shape[1]
-    widest = max(s.top_k if s.top_k > 0 else vocab for _, s, _, _ in draws)
+    vocab, ranking = logits.shape[1], _ranking(logits)
+    widest = max(s.top_k if 0 < s.top_k < vocab else vocab for _, s, _, _ in draws)
     if widest < vocab:
-        return _draw_sorted(*probabilities.topk(widest), draws)
-    if logits.device.type != "cpu" or vocab <= _NUCLEUS_GUESS:
-        return _draw_sorted(*probabilities.sort(descending=True, stable=True), draws)
-    # Where it costs no waiting to look, only rows that need it are sorted to the end.
-    ids = logits.new_empty(len(draws), dtype=torch.int64)
-    kept, token_ids = probabilities.topk(_NUCLEUS_GUESS)
-    enough = [_is_enough(each, sampling) for each, (_, sampling, _, _) in zip(kept, draws, strict=True)]
-    near = [place for place, is_enough in enumerate(enough) if is_enough]
-    if near:
-        ids[near] = _draw_sorted(kept[near], token_ids[near], [draws[place] for place in near])
-    far = [place for place, is_enough in enumerate(enough) if not is_enough]
-    if far:
-        rest = probabilities[far].sort(descending=True, stable=True)
-        ids[far] = _draw_sorted(*rest, [draws[place] for place in far])
-    return ids
+        token_ids = ranking.topk(widest).indices
+        kept = _weights(logits.gather(1, token_ids), draws, vocab)
+        return _draw_ranked(kept, token_ids, kept.sum(1, keepdim=True), draws)
+    weights = _weights(logits, draws, vocab)
+    total = weights.sum(1, keepdim=True)
+    if logits.device.type == "cpu" and vocab > _NUCLEUS_GUESS:
+        # Where it costs no waiting to look, the rest is only sorted for those that need it.
+        token_ids = ranking.topk(_NUCLEUS_GUESS).indices
+        kept = weights.gather(1, token_ids)
+        if all(_is_enough(*each) for each in zip(kept, total, draws, strict=True)):
+            return _draw_ranked(kept, token_ids, total, draws)
+    token_ids = ranking.sort(descending=True).indices
+    return _draw_ranked(weights.gather(1, token_ids), token_ids, total, draws)
 
 
-def _is_enough(kept: torch.Tensor, sampling: SamplingParams) -> bool:
-    """Whether all that the filters let pass is among the most likely tokens, whose probabilities are given."""
-    if 0 < sampling.top_k <= len(kept):
-        return True
+def _is_enough(kept: torch.Tensor, total: torch.Tensor, draw: Draw) -> bool:
+    """Whether all that the filters let pass is among the most likely tokens, whose weights are given."""
+    _, sampling, _, _ = draw
     if sampling.min_p > 0:
         return float(kept[-1]) < sampling.min_p * float(kept[0])
-    return sampling.top_k <= 0 and sampling.top_p < 1 and float(kept.sum()) >= sampling.top_p
+    return sampling.top_k <= 0 and sampling.top_p < 1 and float(kept.sum()) >= sampling.top_p * float(total)
 
 
-def _draw_sorted(kept: torch.Tensor, token_ids: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Invert the filtered distributions of probabilities in descending order.
+def _draw_ranked(
+    kept: torch.Tensor, token_ids: torch.Tensor, total: torch.Tensor, draws: Sequence[Draw]
+) -> torch.Tensor:
+    """Invert the filtered distributions of weights in descending order.
 
     Filters in order: temperature; min_p against the most likely token; the top_k most likely; of these, renormalised,
     the smallest set that reaches top_p; XTC. What they drop is 0 from then on.
+
+    Args:
+        total: of the weights of all tokens, where the first two filters are off.
     """
-    device, parameters = kept.device, [sampling for _, sampling, _, _ in draws]
+    width, parameters = kept.shape[1], [sampling for _, sampling, _, _ in draws]
 
-    def column(values: Iterable[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return on_device(list(values), dtype, device).unsqueeze(1)
+    def columns(rows: Iterable[tuple[float, ...]]) -> torch.Tensor:
+        return on_device(list(rows), torch.float64, kept.device).t().unsqueeze(-1)
 
-    rank = torch.arange(kept.shape[1], device=device)
-    top_k = column((s.top_k if s.top_k > 0 else kept.shape[1] for s in parameters), torch.int64)
-    min_p = column(s.min_p for s in parameters)
+    top_k, min_p, top_p = columns((s.top_k if s.top_k > 0 else width, s.min_p, s.top_p) for s in parameters)
+    rank = torch.arange(width, device=kept.device)
     kept = kept.masked_fill((rank >= top_k) | (kept < min_p * kept[:, :1]), 0)
-    filtered = column((s.top_k > 0 or s.min_p > 0 for s in parameters), torch.bool)
-    top_p = column(s.top_p for s in parameters)
-    reached = kept.cumsum(1) - kept >= top_p * torch.where(filtered, kept.sum(1, keepdim=True), 1.0)
+    is_filtered = (top_k < width) | (min_p > 0)
+    reached = kept.cumsum(1) - kept >= top_p * torch.where(is_filtered, kept.sum(1, keepdim=True), total)
     kept = kept.masked_fill(reached & (top_p < 1) & (rank > 0), 0)
-    threshold = column(s.xtc_threshold for s in parameters) * kept.sum(1, keepdim=True)
-    likely = ((kept >= threshold) & (kept > 0)).sum(1, keepdim=True)
-    excludes = column((_excludes(draw) for draw in draws), torch.bool)
-    kept = kept.masked_fill(excludes & (rank < likely - 1), 0)
+    excludes = [_excludes(draw) for draw in draws]
+    if any(excludes):
+        excluding, threshold = columns(zip(excludes, (s.xtc_threshold for s in parameters), strict=True))
+        likely = ((kept >= threshold * kept.sum(1, keepdim=True)) & (kept > 0)).sum(1, keepdim=True)
+        kept = kept.masked_fill((excluding > 0) & (rank < likely - 1), 0)
     return token_ids.gather(1, _invert(kept, draws).unsqueeze(1)).squeeze(1)
 
 
-def _probabilities(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _weights(logits: torch.Tensor, draws: Sequence[Draw], vocab: int) -> torch.Tensor:
+    """Probabilities after temperature times a number, int64 as the logits, which the largest of a row are among."""
     temperatures = [sampling.temperature for _, sampling, _, _ in draws]
     divisor = on_device(temperatures, torch.float64, logits.device).unsqueeze(1)
     # Shifted first: a tiny temperature must not make infinities of differences.
-    return torch.softmax((logits.double() - logits.amax(dim=1, keepdim=True)) / divisor, dim=-1)
+    shifted = logits.double().sub_(logits.amax(dim=1, keepdim=True)).div_(divisor)
+    return shifted.exp_().mul_(_LARGEST_SUM // vocab).long()
 
 
-def _invert(probabilities: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Where the cumulative distributions reach the numbers that are drawn."""
+def _ranking(logits: torch.Tensor) -> torch.Tensor:
+    """int64 [rows, vocab] in the order of the logits, of equal ones the first being the largest.
+
+    Which of equal ones `topk` takes, and in what order, depends on how many it is asked for, and on the device.
+    """
+    bits = logits.view(torch.int32)
+    ascending = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).long()
+    return ascending.bitwise_left_shift_(32).sub_(torch.arange(logits.shape[1], device=logits.device))
+
+
+def _invert(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Where the cumulative distributions go beyond the numbers that are drawn."""
     numbers = [keyed_uniform(seed, position) for _, _, seed, position in draws]
-    uniforms = on_device(numbers, torch.float64, probabilities.device).unsqueeze(1)
-    cumulative = probabilities.cumsum(1)
-    total = cumulative[:, -1:].contiguous()
-    index = torch.searchsorted(cumulative, uniforms * total, right=True)
-    # Nothing behind the token with which the total is reached, however the number was rounded.
-    last = torch.searchsorted(cumulative, total)
-    # Of what is no number there is no such token either.
-    return torch.minimum(index, last).clamp(max=probabilities.shape[1] - 1).squeeze(1)
+    uniforms = on_device(numbers, torch.float64, weights.device).unsqueeze(1)
+    cumulative = weights.cumsum(1)
+    total = cumulative[:, -1:]
+    drawn = torch.minimum((uniforms * total).long(), total - 1)
+    index = torch.searchsorted(cumulative, drawn, right=True)
+    # Of what is no number there is no such token.
+    return index.clamp(max=weights.shape[1] - 1).squeeze(1)

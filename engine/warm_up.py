@@ -8,6 +8,8 @@ from appliance.engine.types import PlanRow, StepPlan
 
 # What most work is done for after the last layer.
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1)
+# Attention may keep partial results of every sequence for as many tokens as the shortest prompts have.
+_SHORTEST_PROMPTS = range(2, 17)
 
 
 def warm_up(
@@ -42,4 +44,6 @@ def warm_up(
     step(largest, 0)
     step(0, max_seqs)
     if max_tokens > max_seqs > 1:
-        step(min(largest, max_tokens - max_seqs + 1), max_seqs - 1)
+        most = min(largest, max_tokens - max_seqs + 1)
+        for prompt in sorted({min(most, prompt) for prompt in (*_SHORTEST_PROMPTS, most)}):
+            step(prompt, max_seqs - 1)

@@ -166,7 +166,10 @@ def _bias(layer: QuantizedLinear, device: torch.device) -> torch.Tensor | None:
 
 
 def _packed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Matrix:
-    packed = None if isinstance(weight, DenseTensor) else pack_for_gpu(weight, device)
+    if isinstance(weight, DenseTensor):
+        # Not by way of float32, which of a vocabulary takes gigabytes.
+        return weight.data.to(device, dtype, copy=True)
+    packed = pack_for_gpu(weight, device)
     return weight.dequantize().to(device, dtype) if packed is None else packed
 
 

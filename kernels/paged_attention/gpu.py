@@ -35,6 +35,8 @@ SEGMENT = 256
 SPLITS = 32
 # Segments that are merged in one turn of a loop.
 AT_ONCE = 8
+# What is kept of segments until they are merged; sequences that would need more are decoded some after the others.
+SCRATCH_BYTES = 256 * 2**20
 
 # Arguments that change from step to step, for whose values nothing is compiled anew.
 _CHANGING = ("sequences", "blocks", "segments", "kept")
@@ -323,21 +325,24 @@ def paged_attention(
         "BLOCK_STRIDE": codes.stride(0),
         "PLANE": codes.stride(2) // kv_heads,
     }
-    of_sequences = (tables, starts, contexts)
-    if most_decoded:
-        states = q.new_empty((sequences, kv_heads, segments, 2, kept), dtype=torch.float32)
-        sums = q.new_empty((sequences, kv_heads, segments, kept, width), dtype=torch.float32)
-        decode_kernel[(sequences, kv_heads, min(segments, SPLITS))](
-            q, *memory, *of_sequences, sums, states, q.stride(0), blocks, segments, kept, window, scale,
+    # Multiples of 4, so that numbers of each sequence start at multiples of 16 bytes, as kernels are compiled for.
+    at_once = 4 * max(1, SCRATCH_BYTES // (16 * kv_heads * segments * max(1, kept) * width))
+    for first in range(0, sequences if most_decoded else 0, at_once):
+        some = tuple(each[first:] for each in (tables, starts, contexts))
+        count = min(at_once, sequences - first)
+        states = q.new_empty((count, kv_heads, segments, 2, kept), dtype=torch.float32)
+        sums = q.new_empty((count, kv_heads, segments, kept, width), dtype=torch.float32)
+        decode_kernel[(count, kv_heads, min(segments, SPLITS))](
+            q, *memory, *some, sums, states, q.stride(0), blocks, segments, kept, window, scale,
             softcap, **attend, **decode,
         )  # fmt: skip
-        merge_kernel[(sequences, most_decoded, heads)](
-            out, sums, states, starts, contexts, sinks, out.stride(0), segments, kept, window,
+        merge_kernel[(count, most_decoded, heads)](
+            out, sums, states, *some[1:], sinks, out.stride(0), segments, kept, window,
             ROWS=rows, AT_ONCE=AT_ONCE, LIFTED=scales is not None, num_warps=1, enable_fp_fusion=False, **shape,
         )  # fmt: skip
     if max(queries) * group > rows:
         tiles = len(q) // (prefill["ROWS"] // group) + sequences
         prefill_kernel[(tiles, kv_heads)](
-            out, q, *memory, *of_sequences, sinks, out.stride(0), q.stride(0), sequences, blocks, window,
+            out, q, *memory, tables, starts, contexts, sinks, out.stride(0), q.stride(0), sequences, blocks, window,
             scale, softcap, **attend, **prefill,
         )  # fmt: skip

@@ -176,6 +176,18 @@ def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(model: S
     assert run(engine, [PROMPTS[0]]) == expected
 
 
+def test_a_gpu_that_failed_is_not_asked_again(model: Subject) -> None:
+    engine = start(model)
+
+    def fails(_rows: Sequence[PlanRow], _greedy: Sequence[int]) -> StepOutput:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    engine._runner._executor.run = fails  # type: ignore[method-assign]
+    engine.add(Request(id="a", prompt_ids=(5,), sampling=SamplingParams(), arrived_at=0.0))
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        engine.step()
+
+
 def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(model: Subject) -> None:
     engine = start(model, max_num_batched_tokens=32, max_num_seqs=4)
     expected = run(engine, [PROMPTS[0], PROMPTS[1]])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from appliance.engine import sampler
 from appliance.engine.logprobs import score
 from appliance.engine.sampler import sample
 from appliance.engine.sampling_params import SamplingParams
@@ -182,6 +183,22 @@ def test_every_row_gets_what_it_gets_alone(vocab: int) -> None:
     expected = [draw(each, r) for each, r in zip(logits, rows, strict=True)]
     assert ids.split([len(r.seeds) for r in rows])[2].unique().numel() > 2
     assert ids.tolist() == [token_id for each in expected for token_id in each]
+
+
+@pytest.mark.parametrize("vocab", [37, 2003])
+def test_of_equally_likely_tokens_a_batch_chooses_as_a_row_alone(vocab: int) -> None:
+    parameters = [{"temperature": 1.0, "top_k": k} for k in (2, 5, 30)]
+    parameters += [{"temperature": 1.0, "top_p": 0.7}, {"temperature": 1.0, "min_p": 0.2}]
+    rows = [busy_row(0, tuple(range(100)), **each) for each in parameters]
+    logits = torch.randint(0, 6, (1, vocab), generator=torch.Generator().manual_seed(1)).float()
+    batch = logits.expand(len(rows), -1).contiguous()
+    expected = torch.cat([sample(logits, [each])[0] for each in rows])
+    assert torch.equal(sample(batch, rows)[0], expected)
+    best = set(logits[0].sort(descending=True, stable=True).indices[:2].tolist())
+    assert set(expected[:100].tolist()) == best
+    # As where looking at the logits would mean to wait, and all are sampled at once.
+    draws = [(row, each.sampling, seed, 40) for row, each in enumerate(rows) for seed in each.seeds]
+    assert torch.equal(sampler._draw_from_most_likely(batch.repeat_interleave(100, 0), draws), expected)
 
 
 def test_rows_whose_logits_are_not_finite_are_named_and_disturb_no_other() -> None:

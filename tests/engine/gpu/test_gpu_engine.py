@@ -71,3 +71,7 @@ def test_first_steps_of_every_size(model: Path) -> None:
     engine._runner.run = counted  # type: ignore[method-assign]
     warm_up(engine._runner, groups=1, block_size=16, max_tokens=3, max_seqs=2, max_model_len=300)
     assert steps == [[1], [2], [3], [1, 1], [2, 1]]
+    steps.clear()
+    warm_up(engine._runner, groups=1, block_size=16, max_tokens=6, max_seqs=3, max_model_len=300)
+    # With few tokens attention keeps more of every sequence than with many, which it computes in another way.
+    assert steps[4:] == [[1, 1, 1], [2, 1, 1], [3, 1, 1], [4, 1, 1]]

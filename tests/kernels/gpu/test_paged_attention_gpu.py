@@ -213,5 +213,24 @@ def test_a_row_is_the_same_bits_in_chunks_in_batches_and_alone(case: Case) -> No
     assert all(torch.equal(got, want) for got, want in zip(memory.run(mixed, empty=1), expected, strict=True))
 
 
+def test_sequences_decoded_some_after_the_others_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [150, 5, 90, 16, 33, 128]
+    memory = Memory(Case(group=2, kv_heads=2), lengths)
+    parts = [*last(lengths, 2), (0, 10, 90)]
+    expected = memory.run(parts)
+    launches: list[int] = []
+    kernel = gpu.merge_kernel
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            launches.append(grid[0])
+            return kernel[grid]
+
+    monkeypatch.setattr(gpu, "merge_kernel", Counted())
+    monkeypatch.setattr(gpu, "SCRATCH_BYTES", 1)
+    assert all(torch.equal(got, want) for got, want in zip(memory.run(parts), expected, strict=True))
+    assert launches == [4, 4]
+
+
 def test_no_sequences_are_nothing_to_do() -> None:
     assert Memory(Case(), [5]).run([]) == []
