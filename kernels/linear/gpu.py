@@ -20,6 +20,8 @@ from appliance.kernels.linear.gpu_split import merge, num_splits
 
 # An argument that changes from step to step, for whose values nothing is compiled anew.
 _CHANGING = ("M",)
+MOST_INPUTS = 2**31
+"""Inputs of all rows of x together are fewer: their places have 32 bits."""
 _TILE_ROWS, _WORDS = tl.constexpr(TILE_ROWS), tl.constexpr(WORDS)
 
 
@@ -96,7 +98,7 @@ def multiply(
     """x · Wᵀ + bias.
 
     Args:
-        x: float16 or bfloat16 [M, matrix.input_width], rows contiguous; M may be 0.
+        x: float16 or bfloat16 [M, matrix.input_width], rows contiguous, less than 2^31 apart in all; M may be 0.
         bias: float32 [matrix.rows], or None.
         out: float16, bfloat16 or float32 [M, matrix.rows], rows contiguous; None for a new one of x's type.
         tile: one of `candidates(matrix, M)`, None for the first.
@@ -110,6 +112,7 @@ def multiply(
     assert x.shape == (rows, matrix.input_width)
     assert out.shape == (rows, matrix.rows)
     assert x.stride(1) == out.stride(1) == 1
+    assert rows * max(x.stride(0), matrix.columns) < MOST_INPUTS
     if rows == 0:
         return out
     tile = tile or tile_for(matrix, rows)

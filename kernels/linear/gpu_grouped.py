@@ -162,6 +162,7 @@ def _multiply_quantised(
     matrix, experts = weights.matrix, weights.experts
     if weights.inputs is not None:
         x, top_k = _gather(x, weights.inputs, order, offsets, top_k), 1
+    assert len(x) * x.stride(0) < gpu.MOST_INPUTS
     zero = 0 if matrix.biases is not None else matrix.zero
     tiles, blocks = matrix.codes.shape[:2]
     tile, splits = gpu_dense.tile_for(-(-len(order) // experts), TILES), num_splits(tiles // experts, blocks)
@@ -365,7 +366,7 @@ def gather_kernel(
     place, each = tl.program_id(0), tl.arange(0, EXPERTS)
     ends = tl.load(offsets_ptr + 1 + each, mask=each < experts, other=0)
     expert = tl.sum(((each < experts) & (ends <= place)).to(tl.int32))
-    choice = tl.load(order_ptr + place).to(tl.int32)
+    choice = tl.load(order_ptr + place)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     source = tl.load(inputs_ptr + expert * columns + column, mask=column < columns, other=-1)
     x = tl.load(x_ptr + choice // top_k * x_stride + source, mask=source >= 0, other=0.0)
