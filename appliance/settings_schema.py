@@ -85,9 +85,9 @@ class ModelSettings(_Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "What the model is computed in: bfloat16 (auto) or float16 on a GPU, float32 on the CPU, where what the "
-        "inputs of matrix products are rounded to is activation_precision. What doesn't go with the backend is "
-        "refused.",
+        "What the model is computed in: bfloat16 or float16 on a GPU, where auto is float16 for checkpoints that say "
+        "they are; float32 on the CPU, where what the inputs of matrix products are rounded to is "
+        "activation_precision. What doesn't go with the backend is refused.",
         why="what keys and values are kept in is kv_cache_dtype",
     )
     quantization: str | None = setting(

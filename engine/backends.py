@@ -100,29 +100,41 @@ def gpu_note(config: EngineConfig, backend: Backend, gpu_fault: GpuFault | None)
     return f"{gpu_fault.line}; running on the {backend.value} backend"
 
 
-def activation_dtype(config: EngineConfig, backend: Backend, interpreted: bool = False) -> str:
+def activation_dtype(
+    config: EngineConfig, backend: Backend, interpreted: bool = False, checkpoint_dtype: str = ""
+) -> str:
     """What a model is computed in: the name of a torch dtype.
 
     Args:
         interpreted: whether Triton's interpreter runs the kernels, which rounds bfloat16 wrongly.
+        checkpoint_dtype: what the checkpoint says it was made in, "" where it does not; "auto" means that where the
+            backend computes in it.
 
     Raises:
         BackendError: the backend does not compute in `config.dtype`.
     """
-    return _choice("dtype", config.dtype, backend, "computes in", _right(_DTYPES[backend], interpreted))
+    offered = _right(_DTYPES[backend], interpreted)
+    if config.dtype == "auto" and checkpoint_dtype in offered:
+        return checkpoint_dtype
+    return _choice("dtype", config.dtype, backend, "computes in", offered)
 
 
-def kv_dtype(config: EngineConfig, backend: Backend, interpreted: bool = False) -> str:
+def kv_dtype(
+    config: EngineConfig, backend: Backend, interpreted: bool = False, checkpoint_dtype: str = ""
+) -> str:
     """What keys and values are kept in: the name of a torch dtype, or "int8" (with a scale per token and head).
 
     On a GPU "auto" is what the model is computed in.
+
+    Args:
+        interpreted, checkpoint_dtype: of `activation_dtype`.
 
     Raises:
         BackendError: the backend cannot keep what `config.kv_cache_dtype` names.
     """
     kept = _right(_KV_DTYPES[backend], interpreted)
     if backend is Backend.GPU and config.kv_cache_dtype == "auto":
-        return activation_dtype(config, backend, interpreted)
+        return activation_dtype(config, backend, interpreted, checkpoint_dtype)
     return _choice("kv_cache_dtype", config.kv_cache_dtype, backend, "keeps", kept)
 
 

@@ -17,6 +17,7 @@ from appliance.engine.backends import (
     precision_note,
 )
 from appliance.engine.config import EngineConfig
+from appliance.engine.errors import MemoryPlanError
 from appliance.engine.families import read_spec
 from appliance.engine.gpu import find_gpu, gpu_name
 from appliance.engine.kv_groups import kv_groups
@@ -71,8 +72,9 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     device, fault = (torch.device("cpu"), gpu) if isinstance(gpu, GpuFault) else (gpu, None)
     backend = choose_backend(config, native.library() is not None, fault)
     interpreted = fault is None and device.type == "cpu"
-    dtype, kv = (choose(config, backend, interpreted) for choose in (activation_dtype, kv_dtype))
     with open_checkpoint(config.model_path) as checkpoint:
+        made_in = str(checkpoint.metadata.get("dtype") or checkpoint.metadata.get("torch_dtype") or "")
+        dtype, kv = (choose(config, backend, interpreted, made_in) for choose in (activation_dtype, kv_dtype))
         weights = ModelWeights(checkpoint)
         spec = read_spec(checkpoint.architecture, checkpoint.metadata, weights.names)
         layout = KVLayout(kv_groups(spec, getattr(torch, kv)), config.block_size)
@@ -84,7 +86,12 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     executor = prepared.executor
     block_bytes = [executor.block_bytes(group) for group in range(len(layout.groups))]
     memory = _plan(parts, prepared, block_bytes)
-    executor.attach_pools(memory.num_blocks, memory.max_model_len)
+    try:
+        executor.attach_pools(memory.num_blocks, memory.max_model_len)
+    except torch.OutOfMemoryError as error:
+        raise MemoryPlanError(
+            f"the GPU's memory that was free for KV blocks was taken meanwhile; {error}"
+        ) from error
     pool_bytes = sum(n * size for n, size in zip(memory.num_blocks, block_bytes, strict=True))
     own_notes = (memory.note, gpu_note(config, backend, fault), precision_note(config, backend))
     return LoadedModel(

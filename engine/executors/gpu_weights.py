@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from appliance.engine import program as ops
+from appliance.engine.errors import UnsupportedModelError
 from appliance.engine.weights import ModelWeights, Progress, read_layers
 from appliance.kernels.linear.gpu import Tile, multiply
 from appliance.kernels.linear.gpu_dense import multiply_dense
@@ -166,11 +167,15 @@ def _bias(layer: QuantizedLinear, device: torch.device) -> torch.Tensor | None:
 
 
 def _packed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Matrix:
-    if isinstance(weight, DenseTensor):
-        # Not by way of float32, which of a vocabulary takes gigabytes.
-        return weight.data.to(device, dtype, copy=True)
-    packed = pack_for_gpu(weight, device)
-    return weight.dequantize().to(device, dtype) if packed is None else packed
+    packed = None if isinstance(weight, DenseTensor) else pack_for_gpu(weight, device)
+    if packed is not None:
+        return packed
+    # What is dense already not by way of float32, which of a vocabulary takes gigabytes.
+    data = weight.data if isinstance(weight, DenseTensor) else weight.dequantize()
+    dense = data.to(device, dtype, copy=True)
+    if dtype is torch.float16 and data.dtype is not dtype and not bool(dense.isfinite().all()):
+        raise UnsupportedModelError("weights are larger than float16 holds (65,504); set dtype to bfloat16")
+    return dense
 
 
 def _stacked(layers: Sequence[QuantizedLinear], device: torch.device, dtype: torch.dtype) -> GpuExperts:

@@ -1,10 +1,10 @@
 """Quantised matrices in the layout of the GPU kernels, and back; plain torch, on any device.
 
-The layout is in tiles of 64 rows by one *block* of columns, 256 codes of 2 bits, 128 of 4 or 64 of 8. A row's block is 16
-words of 32 bits, and a word has 16 / bits *spans*: of span i and word r, column 32i + 2r stands in the low half word
-and its neighbour 32i + 2r + 1 in the high one, both at bit bits * i. So one shift and one mask give a pair of codes
-as tensor cores want them, and the codes that a warp wants are where it has them already. With a table, where nibbles
-select bytes and halves do not matter, the two stand side by side: at bits 8i and 8i + 4.
+The layout is in tiles of 64 rows by one *block* of columns, 256 codes of 2 bits, 128 of 4 or 64 of 8. A row's block
+is 16 words of 32 bits, and a word has 16 / bits *spans*: of span i and word r, column 32i + 2r stands in the low half
+word and its neighbour 32i + 2r + 1 in the high one, both at bit bits * i. So one shift and one mask give a pair of
+codes as tensor cores want them, and the codes that a warp wants are where it has them already. With a table, where
+nibbles select bytes and halves do not matter, the two stand side by side: at bits 8i and 8i + 4.
 
 Rows are padded to tiles and columns to blocks, with zeros; whoever multiplies reads no input of a padded column.
 """
@@ -123,7 +123,9 @@ def pack(
     assert codes.shape[1] == -(-columns * bits // 8)
     assert (super_group > 0) == (super_scales is not None) == (scales.dtype is torch.int8)
     # As bfloat16, 128 and 7 bits beside it are exact. Formats store zero points in as many bits as codes.
-    assert zeros is None or bits == 8 or int(zeros.max()) <= 127, "a zero point above 127 of codes of less than 8 bits"
+    assert zeros is None or bits == 8 or int(zeros.max()) <= 127, (
+        "a zero point above 127 of codes of less than 8 bits"
+    )
     assert table is None or (bits == 4 and len(table) == 1 << bits)
     blocks = -(-columns // block_columns(bits))
     padded = blocks * block_columns(bits)

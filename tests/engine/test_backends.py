@@ -163,3 +163,15 @@ def test_a_precision_that_changes_nothing_is_said() -> None:
     assert precision_note(config(), Backend.GPU) == ""
     assert precision_note(config(), Backend.REFERENCE) == ""
     assert precision_note(config(activation_precision="float32"), Backend.REFERENCE) == ""
+
+
+def test_a_gpu_computes_in_what_the_checkpoint_was_made_in_unless_told() -> None:
+    def both(made_in: str, backend: Backend = Backend.GPU, **settings: str) -> tuple[str, str]:
+        given = EngineConfig(model_path="m", **settings)
+        return tuple(f(given, backend, False, made_in) for f in (activation_dtype, kv_dtype))
+
+    assert both("float16") == ("float16", "float16")
+    assert both("float32") == both("") == ("bfloat16", "bfloat16")
+    assert both("float16", dtype="bfloat16", kv_cache_dtype="int8") == ("bfloat16", "int8")
+    assert both("float16", Backend.CPU) == ("float32", "bfloat16")
+    assert activation_dtype(EngineConfig(model_path="m"), Backend.GPU, True, "bfloat16") == "float16"

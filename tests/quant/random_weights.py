@@ -61,7 +61,7 @@ def random_weight(
 def random_gpu_weight(
     name: str, rows: int, columns: int, group_size: int, dtype: torch.dtype = torch.float16
 ) -> QuantTensor:
-    """With zero points of codes of 4 bits and less as far as the GPU's matrices have them, and further than any format does."""
+    """With zero points as far as the GPU's matrices of up to 4 bits have them, and further than any format does."""
     weight = random_weight(name, rows, columns, group_size, dtype)
     if weight.zeros is None or SCHEMES[name].bits > 4:
         return weight

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from packed_families import GOLDEN, pack_family
+from packed_families import GOLDEN, pack_family, write
 from safetensors.torch import load_file
 from small_models import DENSE_FAMILIES, Part, SmallModel, load_executor
 
+from appliance.engine.errors import UnsupportedModelError
 from appliance.kernels.linear.gpu_grouped import ExpertMatrices
 
 # Of the largest logit; activations, keys and values are rounded to float16 some dozen times on the way.
@@ -57,3 +59,12 @@ def test_act_order_of_a_down_projection_is_that_of_gates_and_ups() -> None:
     model = SmallModel(folder, backend="gpu", kv_dtype="float16")
     (got,), (expected,) = (each.run([Part(0, (5, 9, 2, 77))]) for each in (model, SmallModel(folder)))
     assert (got - expected).abs().max() < TOLERANCE * expected.abs().max()
+
+
+def test_dense_weights_that_float16_cannot_hold_are_named(tmp_path: Path) -> None:
+    source = GOLDEN / "arch_llama"
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = 7e4
+    folder = write(tmp_path / "large", json.loads((source / "config.json").read_text()), tensors)
+    with pytest.raises(UnsupportedModelError, match="set dtype to bfloat16"):
+        load_executor(folder, "gpu", kv_dtype="float16")
