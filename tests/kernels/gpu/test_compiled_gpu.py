@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+_KEPT = "benchmarks/gpu_report/kept.json"
+
+
+def test_every_tile_adds_in_the_same_order_on_a_device(repo_root: Path) -> None:
+    for architectures in json.loads((repo_root / _KEPT).read_text()).values():
+        for table in architectures.values():
+            products = {found["products"] for name, found in table.items() if name.startswith("linear ")}
+            assert len(products) == 1
 
 
 @pytest.mark.parametrize("variant", ["linear zp4 g128 fp16 8x64 2w 4s", "linear kquant4 g32 bf16 8x64 2w 4s"])
