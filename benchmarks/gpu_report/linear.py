@@ -38,6 +38,9 @@ _SCHEMES: dict[str, tuple[int, int, int, dict[str, str]]] = {
     ),
     "kquant4 g16": (4, 16, 256, _SUPERS),
     "zp2 g128": (2, 128, 0, {"zeros_ptr": "*u8:16"}),
+    "table4 g32": (4, 32, 0, {"table_ptr": "*i32:16"}),
+    "sym8 g32": (8, 32, 0, {}),
+    "kquant6 g16": (8, 16, 256, _SUPERS),
 }
 _CHOICES = {"order_ptr": "*i64:16", "offsets_ptr": "*i32:16", "experts": "i32:16", "top_k": "i32"}
 # Of a lane, for a weight, with up to 8 rows; of those that a model's layers are mostly made of.
