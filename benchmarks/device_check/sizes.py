@@ -35,7 +35,7 @@ class Sizes:
     square: int = 8192
     launches: int = 1000
     repeats: int = 7
-    schemes: tuple[str, ...] = ("sym4", "zp4", "affine4", "iq4_nl", "kquant4", "zp8", "kquant6")
+    schemes: tuple[str, ...] = ("sym4", "zp4", "affine4", "iq4_nl", "kquant4", "zp2", "zp8", "kquant6")
     matrix: tuple[int, int] = (1088, 2176)
     matrix_rows: tuple[int, ...] = (1, 9, 17, 33, 130, 601)
     contexts: tuple[int, ...] = (1, 17, 300, 1500, 2049)
