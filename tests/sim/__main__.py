@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tests python -m sim --seeds 50 --steps 10000`: many seeds, one after the other, and what they measured."""
+"""`PYTHONPATH=tests python -m sim --seeds 50 --steps 10000`: many seeds, one by one, and what they measured."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.memory import WatchedCache
-from sim.traffic import Settings
-
 from appliance.engine.blocks import most_blocks
 from appliance.engine.scheduler import Scheduler
 from appliance.engine.types import HOLE, Sequence, State, StepPlan
+from sim.memory import WatchedCache
+from sim.traffic import Settings
 
 
 @dataclass(slots=True)
@@ -29,6 +28,7 @@ class Figures:
         fruitless: preemptions of a sequence that has produced nothing since it was preempted before.
         held_tokens, wasted_tokens: places of blocks in groups without a window, summed over sequences and steps, and
             those of them that no token of their sequence has.
+        chained_copies: those from a block that is a target of the same plan.
         longest_wait: most steps that a sequence was in the queue at a time.
         longest_standstill: most of the steps that the bound of the wait allows between ends, as a share.
         most_available: the largest share of a pool that was available when it had too little for a sequence's growth.
@@ -39,6 +39,7 @@ class Figures:
     tokens: int = 0
     cached_tokens: int = 0
     copies: int = 0
+    chained_copies: int = 0
     preemptions: int = 0
     fruitless: int = 0
     failures: int = 0
@@ -165,6 +166,9 @@ class Watch:
 
     def _check_admitted(self, plan: StepPlan, admitted: list[Sequence]) -> None:
         scheduler, limits = self._scheduler, self._settings.limits
+        available = [pool.num_available for pool in scheduler.kv.pools]
+        # Each that ran before the last one was admitted can grow by a block.
+        assert not admitted or min(available) >= len(scheduler.running) - 1, f"{available} blocks are left"
         if not scheduler.waiting:
             return
         head = min(scheduler.waiting, key=_turn)
@@ -174,7 +178,6 @@ class Watch:
             wanted = [
                 self._most_needed(head, window) + len(scheduler.running) for window in scheduler.kv.windows
             ]
-            available = [pool.num_available for pool in scheduler.kv.pools]
             assert any(need > have for need, have in zip(wanted, available, strict=True)), (
                 f"{head.key} is kept waiting for {wanted} blocks while {available} are available"
             )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sim.model import Beam, Candidate, Text, grow_beams, text_of, undisturbed, undisturbed_beams
-from sim.traffic import Alive, Arrive, Settings
-
 from appliance.engine.scheduler import Scheduler
 from appliance.engine.types import TokenEvent
+from sim.model import Beam, Candidate, Text, grow_beams, text_of, undisturbed, undisturbed_beams
+from sim.traffic import Alive, Arrive, Settings
 
 
 class Client:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from itertools import chain
 
-from sim.model import Text, candidates, next_token
-
 from appliance.engine.blocks import BlockPool
 from appliance.engine.kv_cache import KVCache
 from appliance.engine.types import (
@@ -22,12 +20,15 @@ from appliance.engine.types import (
     StepResult,
     TokenLogprob,
 )
+from sim.model import Text, candidates, next_token
 
 POISON = -1
 """The mark of a place whose contents are lost."""
 
-SPOILT = -2
-"""The mark that a step which fails writes."""
+
+def spoilt_mark(request_id: str) -> int:
+    """What a request writes, of whom the model computes what is not a number."""
+    return -2 - int(request_id)
 
 
 class WatchedPool(BlockPool):
@@ -46,6 +47,9 @@ class WatchedPool(BlockPool):
         released = list(block_ids)
         super().release(released)
         self._on_lost(block_id for block_id in released if block_id in self._free)
+
+    def is_findable(self, block_id: int) -> bool:
+        return self._blocks[block_id].hash is not None
 
     def forget(self, block_id: int) -> None:
         super().forget(block_id)
@@ -117,7 +121,7 @@ class StepBroke(Exception):
 class Runner:
     """Runs plans over the memory, asserting that every row is what its text says and sees what it should."""
 
-    def __init__(self, memory: Memory, pools: Many[BlockPool], windows: Many[int]) -> None:
+    def __init__(self, memory: Memory, pools: Many[WatchedPool], windows: Many[int]) -> None:
         self._memory = memory
         self._refs = [
             [BlockRef(group, "device", block_id) for block_id in range(pool.num_blocks)]
@@ -133,7 +137,8 @@ class Runner:
 
         Args:
             texts: the text that a row is of.
-            spoilt: requests whose rows fail.
+            spoilt: requests of whom the model computes what is not a number, which shows when logits are wanted; those
+                that see anything of it join them.
             breaks: write rubbish and raise.
 
         Raises:
@@ -143,16 +148,20 @@ class Runner:
         for row in plan.rows:
             text, stop = texts(row), row.start + row.n_tokens
             assert list(row.token_ids) == text.tokens[row.start : stop], f"{_name(row)} has others' tokens"
-            is_bad = breaks or row.request_id in spoilt
-            self._write(row, [SPOILT] * row.n_tokens if is_bad else text.marks[row.start : stop])
+            self._write(row, text.marks[row.start : stop])
+            if breaks or row.request_id in spoilt:
+                self._spoil(row)
         if breaks:
             raise StepBroke
-        return StepResult(
-            tuple(
-                RowResult(failed=True) if row.request_id in spoilt else self._result(row, texts(row))
-                for row in plan.rows
-            )
-        )
+        return StepResult(tuple(self._result(row, texts(row), spoilt) for row in plan.rows))
+
+    def check_forgotten(self, request_id: str) -> None:
+        """Assert that nobody can find what a request wrote that failed."""
+        mark = spoilt_mark(request_id)
+        for ref, marks in self._memory.blocks.items():
+            if mark in marks:
+                is_findable = self._pools[ref.group].is_findable(ref.id)
+                assert not is_findable, f"{ref} of request {request_id}, which failed, can be found"
 
     def _write(self, row: PlanRow, marks: list[int]) -> None:
         size = self._memory.block_size
@@ -165,8 +174,15 @@ class Runner:
                 )
                 self._memory.blocks[refs[block_id]][position % size] = mark
 
-    def _result(self, row: PlanRow, text: Text) -> RowResult:
+    def _spoil(self, row: PlanRow) -> None:
+        self._write(row, [spoilt_mark(row.request_id)] * row.n_tokens)
+
+    def _result(self, row: PlanRow, text: Text, spoilt: set[str]) -> RowResult:
         seen = [self._read(row, group, text) for group in range(len(self._windows))]
+        if any(marks is None for marks in seen):
+            spoilt.add(row.request_id)
+            self._spoil(row)
+            return RowResult(failed=row.wants_logits)
         scores = tuple(
             PositionLogprobs(TokenLogprob(target, float(row.start + row.score_offset + place), 1))
             for place, target in enumerate(row.targets)
@@ -182,27 +198,25 @@ class Runner:
         top = tuple(TokenLogprob(*each, 1) for each in candidates(seen, sampling.logprobs))
         return RowResult(token_ids, tuple(PositionLogprobs(top[0], top) for _ in token_ids), scores)
 
-    def _read(self, row: PlanRow, group: int, text: Text) -> list[int]:
-        """What the last token sees in a group; asserts that all tokens of the row see what they should."""
+    def _read(self, row: PlanRow, group: int, text: Text) -> list[int] | None:
+        """What the last token sees in a group; asserts that all tokens of the row see what they should.
+
+        None: they do, but some of it is not a number.
+        """
         size, window, stop = self._memory.block_size, self._windows[group], row.start + row.n_tokens
         first = max(0, row.start - window + 1) // size if window else 0
         table, refs = row.tables[group][first : -(-stop // size)], self._refs[group]
         assert HOLE not in table, f"{_name(row)} sees a hole of group {group} in {row.tables[group]}"
         held = list(chain.from_iterable(self._memory.blocks[refs[block_id]] for block_id in table))
         marks = held[: stop - first * size]
-        assert marks == text.marks[first * size : stop], (
-            f"{_name(row)} sees something else in group {group} than its own text before position {stop}: "
-            f"{_difference(marks, text.marks[first * size : stop], first * size)}"
-        )
+        expected = text.marks[first * size : stop]
+        if marks != expected:
+            pairs = enumerate(zip(marks, expected, strict=True), first * size)
+            wrong = {at: "poison" if a == POISON else "another text" for at, (a, b) in pairs if a != b and a > -2}
+            assert not wrong, f"{_name(row)} sees in group {group} what is not of its own text, at {wrong}"
+            return None
         return marks[-window:]
 
 
 def _name(row: PlanRow) -> str:
     return f"request {row.request_id}, continuation {row.index}"
-
-
-def _difference(found: list[int], expected: list[int], start: int) -> str:
-    kinds = {POISON: "poison", SPOILT: "what a failed step wrote"}
-    pairs = enumerate(zip(found, expected, strict=False), start)
-    wrong = [(at, kinds.get(a, "another text")) for at, (a, b) in pairs if a != b]
-    return f"{len(wrong)} positions, the first {wrong[:1]}; {len(found)} seen of {len(expected)}"

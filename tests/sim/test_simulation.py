@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from appliance.engine.types import BlockCopy, BlockRef
 from sim.memory import Memory
 from sim.replay import shrink_list, simulate
 from sim.traffic import NotedTraffic, RandomTraffic, make_settings
 from sim.world import World
-
-from appliance.engine.types import BlockCopy, BlockRef
 
 STEPS = 1500
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from sim.model import EOS, VOCAB
-
 from appliance.engine.memory import GroupNeed, plan_memory
 from appliance.engine.sampling_params import SamplingParams
 from appliance.engine.scheduler import SchedulerLimits
 from appliance.engine.types import Request
+from sim.model import EOS, VOCAB
 
 WINDOWS = ((0,), (0,), (0, 5), (0, 9, 40), (7,), (0, 1), (0, 24))
 
@@ -50,7 +49,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Spoil:
-    """The rows of a request in the next step fail."""
+    """From now on the model computes of a request what is not a number."""
 
     request_id: str
 

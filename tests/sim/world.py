@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from appliance.engine.scheduler import Scheduler
+from appliance.engine.types import ErrorInfo, PlanRow, Sequence, StepPlan, TokenEvent
 from sim.checks import Figures, Watch
 from sim.client import Client
 from sim.memory import Memory, Runner, StepBroke, WatchedCache
 from sim.model import Text
 from sim.traffic import Action, Arrive, Break, Cancel, Settings, Spoil, Traffic
-
-from appliance.engine.scheduler import Scheduler
-from appliance.engine.types import ErrorInfo, PlanRow, Sequence, StepPlan, TokenEvent
 
 BROKEN = ErrorInfo("step_failed", "the simulated step failed")
 
@@ -77,13 +76,17 @@ class World:
             self._watch.after(plan)
             for event in self._compute(plan):
                 self.clients[event.request_id].take(event)
-                self.figures.failures += event.error is not None
+                if event.error is not None:
+                    self._runner.check_forgotten(event.request_id)
+                    self.figures.failures += 1
             self._settle()
             self.figures.copies += len(plan.copies)
+            targets = {copy.target for copy in plan.copies}
+            self.figures.chained_copies += sum(copy.source in targets for copy in plan.copies)
             self.figures.tokens += plan.n_tokens
         if not self.clients:
             self._watch.check_empty()
-        self._spoilt, self._breaks = set(), False
+        self._breaks = False
         self.step += 1
         self.figures.steps += 1
 
