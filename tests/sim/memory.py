@@ -212,7 +212,9 @@ class Runner:
         expected = text.marks[first * size : stop]
         if marks != expected:
             pairs = enumerate(zip(marks, expected, strict=True), first * size)
-            wrong = {at: "poison" if a == POISON else "another text" for at, (a, b) in pairs if a != b and a > -2}
+            wrong = {
+                at: "poison" if a == POISON else "another text" for at, (a, b) in pairs if a != b and a > -2
+            }
             assert not wrong, f"{_name(row)} sees in group {group} what is not of its own text, at {wrong}"
             return None
         return marks[-window:]

@@ -18,7 +18,12 @@ WINDOWS = ((0,), (0,), (0, 5), (0, 9, 40), (7,), (0, 1), (0, 24))
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of an engine. `steers` is whether beam searches are among the requests."""
+    """Of an engine, and of what is asked of it.
+
+    Attributes:
+        steers: beam searches are among the requests.
+        forks: there are many searches and continuations, in little memory.
+    """
 
     block_size: int
     windows: tuple[int, ...]
@@ -26,6 +31,7 @@ class Settings:
     limits: SchedulerLimits
     caching: bool
     steers: bool
+    forks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +84,15 @@ class Traffic(Protocol):
 
 
 def make_settings(seed: int) -> Settings:
-    """Of every 8 seeds one has long texts in blocks of 16, to measure waste by."""
+    """Of every 8 seeds one has long texts in blocks of 16, to measure waste by, and two have many forks."""
     rng = random.Random(f"settings {seed}")
-    is_long = seed % 8 == 7
+    is_long, forks = seed % 8 == 7, seed % 8 in (2, 5)
     block_size = 16 if is_long else rng.choice((1, 2, 4, 4, 8, 16))
     windows = (0,) if is_long else rng.choice(WINDOWS)
-    max_num_seqs = rng.randint(2, 8) if is_long else rng.randint(1, 12)
+    max_num_seqs = rng.randint(2, 8) if is_long else rng.randint(8 if forks else 1, 12)
     token_budget = max_num_seqs + rng.randint(0, 4 * block_size)
     context = 1024 if is_long else rng.randint(8, 160)
-    num_blocks = len(windows) * max(3, int(context * rng.uniform(0.8, 3)) // block_size)
+    num_blocks = len(windows) * max(3, int(context * rng.uniform(0.8, 1.2 if forks else 3)) // block_size)
     plan = plan_memory(
         free_bytes=num_blocks,
         groups=[GroupNeed(1, window) for window in windows],
@@ -97,9 +103,14 @@ def make_settings(seed: int) -> Settings:
         max_num_seqs=max_num_seqs,
         kv_cache_memory_bytes=num_blocks,
     )
-    limits = SchedulerLimits(max_num_seqs, token_budget, plan.max_model_len, frozenset({EOS}))
     return Settings(
-        block_size, windows, plan.num_blocks, limits, caching=rng.random() < 0.75, steers=rng.random() < 0.4
+        block_size=block_size,
+        windows=windows,
+        num_blocks=plan.num_blocks,
+        limits=SchedulerLimits(max_num_seqs, token_budget, plan.max_model_len, frozenset({EOS})),
+        caching=rng.random() < 0.75,
+        steers=forks or rng.random() < 0.4,
+        forks=forks,
     )
 
 
@@ -139,8 +150,8 @@ class RandomTraffic:
         self._num_arrived += 1
         prompt = self._prompt(texts)
         room = self._settings.limits.max_model_len - len(prompt)
-        is_steered = self._settings.steers and rng.random() < 0.25
-        width = rng.randint(1, 3) if is_steered else 0
+        is_steered = self._settings.steers and rng.random() < (0.5 if self._settings.forks else 0.2)
+        width = rng.randint(1, 6 if self._settings.forks else 3) if is_steered else 0
         sampling = (
             SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, logprobs=2 * width)
             if is_steered
@@ -177,7 +188,7 @@ class RandomTraffic:
             max_tokens = 0
         min_tokens = rng.choice((0, 0, 0, 5))
         return SamplingParams(
-            n=rng.choice((1, 1, 1, 2, 4)),
+            n=rng.choice((1, 2, 4) if self._settings.forks else (1, 1, 1, 2, 4)),
             max_tokens=max_tokens,
             min_tokens=min_tokens if max_tokens is None else min(min_tokens, max_tokens),
             ignore_eos=rng.random() < 0.3,
