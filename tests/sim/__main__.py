@@ -7,9 +7,12 @@ import dataclasses
 import sys
 import time
 
+import msgspec
+
+from appliance.engine.sampling_params import SamplingParams
 from sim.checks import Figures
 from sim.replay import SimulationError, shrink, simulate
-from sim.traffic import make_settings
+from sim.traffic import Action, Arrive, make_settings
 
 
 def main() -> int:
@@ -28,7 +31,7 @@ def main() -> int:
             print(error)
             if options.shrink:
                 for step, action in shrink(make_settings(seed), error.notes, error.step + 1):
-                    print(f"before step {step}: {action}")
+                    print(f"before step {step}: {_brief(action)}")
                 return 1
             raise
         total.add(figures)
@@ -42,6 +45,19 @@ def _describe(figures: Figures) -> str:
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in values.items()
+    )
+
+
+def _brief(action: Action) -> str:
+    if not isinstance(action, Arrive):
+        return repr(action)
+    request = action.request
+    default, given = (msgspec.structs.asdict(each) for each in (SamplingParams(), request.sampling))
+    sampling = {name: value for name, value in given.items() if value != default[name]}
+    beams = f", {action.beam_width} beams of {action.beam_length}, thinking {action.steering_delay} steps"
+    return (
+        f"Arrive {request.id}: {len(request.prompt_ids)} tokens {request.prompt_ids}, priority {request.priority}, "
+        f"arrived_at {request.arrived_at}, seed {action.seed}, {sampling}{beams if request.is_steered else ''}"
     )
 
 

@@ -182,7 +182,7 @@ class Runner:
         if any(marks is None for marks in seen):
             spoilt.add(row.request_id)
             self._spoil(row)
-            return RowResult(failed=row.wants_logits)
+            return RowResult(failed=row.wants_logits or bool(row.targets))
         scores = tuple(
             PositionLogprobs(TokenLogprob(target, float(row.start + row.score_offset + place), 1))
             for place, target in enumerate(row.targets)
