@@ -127,7 +127,7 @@ class Watch:
         assert len({(row.request_id, row.index) for row in plan.rows}) == len(plan.rows), "a row twice"
         assert plan.rows or not self._had_work, "work is waiting and nothing runs"
         by_key = {seq.key: seq for seq in scheduler.running}
-        rows = {by_key[row.request_id, row.index]: row.n_tokens for row in plan.rows}
+        rows = [by_key[row.request_id, row.index] for row in plan.rows]
         preempted = [seq for seq, count in self._preemptions.items() if seq.num_preemptions != count]
         admitted = [seq for seq in rows if seq not in self._preemptions or seq in preempted]
         self._check_preempted(plan, rows, preempted, admitted)
@@ -142,7 +142,7 @@ class Watch:
         self._idle -= {by_key[row.request_id, row.index] for row in plan.rows}
 
     def _check_preempted(
-        self, plan: StepPlan, rows: dict[Sequence, int], preempted: list[Sequence], admitted: list[Sequence]
+        self, plan: StepPlan, rows: list[Sequence], preempted: list[Sequence], admitted: list[Sequence]
     ) -> None:
         kv, figures = self._scheduler.kv, self._figures
         assert isinstance(kv, WatchedCache)
@@ -188,7 +188,7 @@ class Watch:
         chunk = self._settings.limits.token_budget
         return min(whole, most_blocks(window - 1 + chunk, size)) if window else whole
 
-    def _check_turn(self, rows: dict[Sequence, int], admitted: list[Sequence]) -> None:
+    def _check_turn(self, rows: list[Sequence], admitted: list[Sequence]) -> None:
         idle = len(self._running) - len(self._wanting)
         if self._wanting and not idle:
             best = min(self._wanting, key=lambda seq: seq.rank)

@@ -53,7 +53,11 @@ class World:
                 self._settle()
             self._run_step()
         self._drain()
-        self.figures.cached_tokens = self._kv.hit_tokens_total
+        figures = self.figures
+        figures.cached_tokens = self._kv.hit_tokens_total
+        assert figures.mean_tokens < 256 or figures.waste <= 0.04, (
+            f"{figures.waste:.1%} of the blocks is wasted"
+        )
 
     def _drain(self) -> None:
         """Run without new traffic until everything has ended, which takes a step a token, and what clients think."""
