@@ -178,8 +178,9 @@ class Runner:
         self._write(row, [spoilt_mark(row.request_id)] * row.n_tokens)
 
     def _result(self, row: PlanRow, text: Text, spoilt: set[str]) -> RowResult:
-        seen = [self._read(row, group, text) for group in range(len(self._windows))]
-        if any(marks is None for marks in seen):
+        found = [self._read(row, group, text) for group in range(len(self._windows))]
+        seen = [marks for marks in found if marks is not None]
+        if len(seen) < len(found):
             spoilt.add(row.request_id)
             self._spoil(row)
             return RowResult(failed=row.wants_logits or bool(row.targets))

@@ -6,6 +6,7 @@ memory, so whoever reads a mark sees which text was computed there, and at which
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -98,7 +99,7 @@ class Beam:
 
 
 def grow_beams(
-    beams: dict[int, Beam], said: dict[int, Many[Candidate]], width: int
+    beams: Mapping[int, Beam], said: Mapping[int, Many[Candidate]], width: int
 ) -> list[tuple[int, Beam]]:
     """The `width` best continuations by one token, best first, and which beam each of them continues."""
     grown = [

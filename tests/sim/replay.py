@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import TypeVar
 
 from sim.checks import Figures
 from sim.traffic import Action, NotedTraffic, RandomTraffic, Settings, make_settings
 from sim.world import World
 
 Notes = Many[tuple[int, Action]]
+T = TypeVar("T")
 
 
 class SimulationError(AssertionError):
@@ -58,7 +60,7 @@ def shrink(settings: Settings, notes: Notes, steps: int) -> Notes:
     return shrink_list(notes, fails)
 
 
-def shrink_list(items: Notes, fails: Callable[[Notes], bool]) -> Notes:
+def shrink_list(items: Many[T], fails: Callable[[Many[T]], bool]) -> Many[T]:
     """Leave out ever smaller runs of items for as long as the rest still fails."""
     size = len(items)
     while size := size // 2:
