@@ -12,7 +12,7 @@ $(shell rm -f $(VENV)/.installed $(VENV)/.installed-dev)
 endif
 endif
 
-.PHONY: serve test check sanitize gpu-report format bench clean
+.PHONY: serve test simulate check sanitize gpu-report format bench clean
 
 # Serves the starter model on http://127.0.0.1:8000, e.g. `make serve ARGS="--port 9000"`.
 serve: $(VENV)/.installed
@@ -21,6 +21,10 @@ serve: $(VENV)/.installed
 # Everything, e.g. `make test ARGS="tests/engine -x"`.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# Far more of tests/sim than the tests run: 50 seeds of random traffic through the scheduler and KV memory, some minutes.
+simulate: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m sim $(ARGS)
 
 # Style, types, import directions and file sizes. mypy sees the package only as it is installed, hence the wheel.
 check: $(VENV)/.installed-dev

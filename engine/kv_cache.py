@@ -114,10 +114,10 @@ class KVCache:
         seq.num_computed = 0
 
     def forget(self, seq: Sequence) -> None:
-        """Make all that a sequence has computed unfindable, because it is not to be trusted."""
-        for pool, table in self._places(seq):
-            for index, held in enumerate(table):
-                block_id = pool.find(seq.block_hashes[index]) if held == HOLE else held
+        """Make all that a sequence ever computed unfindable, held or not, because it is not to be trusted."""
+        for pool in self.pools:
+            for block_hash in seq.block_hashes:
+                block_id = pool.find(block_hash)
                 if block_id is not None:
                     pool.forget(block_id)
 

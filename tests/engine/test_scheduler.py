@@ -248,6 +248,20 @@ def test_a_failure_in_a_later_chunk_forgets_the_chunks_before_it() -> None:
     assert scheduler.plan().rows[0].start == 0
 
 
+def test_a_failure_forgets_what_was_computed_before_a_preemption_too() -> None:
+    kv = KVCache((BlockPool(8),), BLOCK, salt=b"x" * 32)
+    seq = make_sequence(
+        "bad", list(range(1, 18)), 0, prompt_logprobs=0
+    )  # looks for nothing, so it computes all again
+    for num_tokens in (12, 8):
+        kv.admit(seq, spare=0, chunk=12)
+        kv.advance(seq, num_tokens)
+        kv.release(seq)
+    assert kv.pools[0].num_cached == 3
+    kv.forget(seq)
+    assert kv.pools[0].num_cached == 0
+
+
 def test_hashes_mean_nothing_to_another_cache() -> None:
     found = []
     for _ in range(2):
