@@ -17,10 +17,10 @@ from appliance.engine.types import BlockCopy, BlockRef
 
 
 class Run(NamedTuple):
-    """Copies of `count` blocks that lie side by side in their pools, of which `first` is the first."""
+    """Copies of `num_blocks` blocks that lie side by side in their pools, of which `first` is the first."""
 
     first: BlockCopy
-    count: int
+    num_blocks: int
     way: Way
     num_bytes: int
 
@@ -194,7 +194,8 @@ class CopyThread:
 
     def _portion(self, runs: deque[Run]) -> list[Run]:
         """The first runs, all the same way, that are a portion together."""
-        portion, left = [], self._mover.portion_bytes
+        portion: list[Run] = []
+        left = self._mover.portion_bytes
         for run in runs:
             left -= run.num_bytes
             if portion and (left < 0 or run.way is not portion[0].way):

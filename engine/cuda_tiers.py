@@ -35,10 +35,10 @@ class CudaMover(Tiers):
 
     def __init__(self, device: Sequence[torch.Tensor], host: Sequence[HostPool]) -> None:
         super().__init__(device, host)
-        self._stream = torch.cuda.Stream(device[0].device)
+        self._stream = torch.cuda.Stream(device[0].device)  # type: ignore[no-untyped-call]
 
     def fence(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._stream.device))
         return event
 
@@ -55,6 +55,6 @@ class CudaMover(Tiers):
 
     def finish(self) -> None:
         # Sleeps until then; waiting for the stream would spin.
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         event.synchronize()

@@ -98,9 +98,9 @@ class Tiers:
     def pieces(self, run: Run) -> Iterator[tuple[Place, Place, int]]:
         """Target, source and number of the blocks of a run that lie side by side in both."""
         done = 0
-        while done < run.count:
+        while done < run.num_blocks:
             target, source = (self._locate(ref, done) for ref in (run.first.target, run.first.source))
-            count = min(run.count - done, *(len(memory) - index for memory, index in (target, source)))
+            count = min(run.num_blocks - done, *(len(memory) - index for memory, index in (target, source)))
             yield target, source, count
             done += count
 
@@ -125,8 +125,8 @@ class MemoryMover(Tiers):
     def move(self, run: Run) -> None:
         block_bytes = self.block_bytes(run.first.source.group)
         for target, source, count in self.pieces(run):
-            addresses = (memory.data_ptr() + index * block_bytes for memory, index in (target, source))
-            copy_bytes(*addresses, count * block_bytes)
+            to, at = (memory.data_ptr() + index * block_bytes for memory, index in (target, source))
+            copy_bytes(to, at, count * block_bytes)
 
     def finish(self) -> None:
         pass
