@@ -99,8 +99,8 @@ class Tiers:
         """Target, source and number of the blocks of a run that lie side by side in both."""
         done = 0
         while done < run.num_blocks:
-            target, source = (self._locate(ref, done) for ref in (run.first.target, run.first.source))
-            count = min(run.num_blocks - done, *(len(memory) - index for memory, index in (target, source)))
+            target, source = self._locate(run.first.target, done), self._locate(run.first.source, done)
+            count = min(run.num_blocks - done, len(target[0]) - target[1], len(source[0]) - source[1])
             yield target, source, count
             done += count
 
@@ -124,9 +124,9 @@ class MemoryMover(Tiers):
 
     def move(self, run: Run) -> None:
         block_bytes = self.block_bytes(run.first.source.group)
-        for target, source, count in self.pieces(run):
-            to, at = (memory.data_ptr() + index * block_bytes for memory, index in (target, source))
-            copy_bytes(to, at, count * block_bytes)
+        for (target, to), (source, at), count in self.pieces(run):
+            addresses = target.data_ptr() + to * block_bytes, source.data_ptr() + at * block_bytes
+            copy_bytes(*addresses, count * block_bytes)
 
     def finish(self) -> None:
         pass
