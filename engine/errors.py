@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from appliance.engine.types import BlockCopy
+
 
 class EngineError(Exception):
     """The engine could not do what it was asked; the message says what was found, expected and to do."""
@@ -54,3 +59,21 @@ class MemoryPlanError(EngineError):
     """The model or the smallest useful KV pool does not fit in the memory that is free."""
 
     code = "out_of_memory"
+
+
+class CopyError(EngineError):
+    """A block of KV memory was not copied; the target holds anything.
+
+    Attributes:
+        copy: the one that failed, or the first of several that lie side by side.
+    """
+
+    code = "copy_failed"
+
+    def __init__(self, copy: BlockCopy, reason: str) -> None:
+        source, target = copy.source, copy.target
+        super().__init__(
+            f"KV block {source.id} of group {source.group} ({source.tier}) was not copied to block {target.id} "
+            f"({target.tier}): {reason}"
+        )
+        self.copy = copy

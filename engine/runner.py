@@ -11,7 +11,7 @@ import torch
 from appliance.engine.executors import LOGITS_BYTES, Executor
 from appliance.engine.logprobs import Scores, score
 from appliance.engine.sampler import is_greedy, sample
-from appliance.engine.types import PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
+from appliance.engine.types import BlockCopy, PlanRow, PositionLogprobs, RowResult, StepPlan, StepResult
 
 
 class Runner:
@@ -23,7 +23,7 @@ class Runner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan."""
-        self._executor.copy_blocks(plan.copies)
+        self._copy(plan.copies)
         rows = plan.rows
         if not rows:
             return StepResult(())
@@ -49,6 +49,12 @@ class Runner:
             if row.targets and not results[index].failed:
                 results[index] = self._scored(results[index], row, starts[index] + row.score_offset)
         return StepResult(tuple(results))
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks inside the device's pools, one after the other in the order given."""
+        for copy in copies:
+            pool = self._executor.pool_bytes(copy.source.group)
+            pool[copy.target.id] = pool[copy.source.id]
 
     def _logits(
         self, items: Sequence[int], tokens: Sequence[int]

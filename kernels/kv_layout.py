@@ -74,6 +74,11 @@ class KVLayout:
         raise KeyError(f"layer {layer} is in no KV group")
 
 
+def as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """The same memory as uint8 [block, block_bytes]."""
+    return pool.flatten(1).view(torch.uint8)
+
+
 def codes_and_scales(pool: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of an int8 pool, of which code · scale is a key or value.
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from collections.abc import Callable
+from functools import cache
 
 import torch
+
+from appliance.kernels.native import library
 
 _HUGE_PAGE = 2 << 20
 
@@ -21,3 +26,21 @@ def anonymous(num_bytes: int, *, huge_pages: bool = False) -> torch.Tensor:
     if huge_pages and num_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes]
+
+
+def copy_bytes(target: int, source: int, num_bytes: int) -> None:
+    """Copy main memory from one address to another, not overlapping, by the calling thread alone.
+
+    Python runs on meanwhile, and what the caches hold stays there where the library is built.
+    """
+    _copy()(target, source, num_bytes)
+
+
+@cache
+def _copy() -> Callable[[int, int, int], object]:
+    lib = library()
+    if lib is None:
+        return ctypes.memmove
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    function: Callable[[int, int, int], object] = kind(("appliance_copy", lib))
+    return function

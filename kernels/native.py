@@ -17,7 +17,7 @@ NOT_BUILT = "native library: not built (no C++ compiler at install); reinstall w
 
 
 # Raised with every change of what the library exports (kernels/runtime/api.cpp).
-_ABI = 2
+_ABI = 3
 
 
 @cache

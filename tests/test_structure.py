@@ -30,6 +30,8 @@ TORCH_FREE = [
     "appliance.kernels.checksum",
     "appliance.engine.protocol",
     "appliance.engine.blocks",
+    "appliance.engine.copy_engine",
+    "appliance.engine.copy_thread",
     "appliance.engine.kv_cache",
     "appliance.engine.scheduler",
     "appliance.engine.memory",

@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from appliance.engine.copy_engine import CopyEngine
+from appliance.engine.copy_thread import CopyThread
+from appliance.engine.cuda_tiers import CudaMover, pinned
+from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.types import BlockCopy, BlockRef
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from benchmarks.device_check.report import Row, error
 from benchmarks.device_check.sizes import Sizes
@@ -33,10 +38,31 @@ def swap(device: torch.device, sizes: Sizes) -> Iterator[Row]:
     there[places] = 0
     yield _timed("in, block by block", in_one_by_one, here.nbytes, device)
     yield error("bytes that came back otherwise", int((there != before).sum()), "bytes", 0.0)
+    yield from _by_the_engine(there, places)
+    yield error("bytes that the engine brought back otherwise", int((there != before).sum()), "bytes", 0.0)
     whole = there[:count]
     yield _timed("out, all at once", lambda: here.copy_(whole, non_blocking=True), here.nbytes, device)
     yield _timed("in, all at once", lambda: whole.copy_(here, non_blocking=True), here.nbytes, device)
     yield Row("a block", block_bytes / 2**20, "MiB")
+
+
+def _by_the_engine(there: torch.Tensor, places: list[int]) -> Iterator[Row]:
+    on_gpu, (_, block_bytes) = there.device.type == "cuda", there.shape
+    host = HostPool(len(places), block_bytes, pinned if on_gpu else None)
+    engine: CopyEngine = CopyThread((CudaMover if on_gpu else MemoryMover)([there], [host]))
+    pairs = [(BlockRef(0, "device", place), BlockRef(0, "host", slot)) for slot, place in enumerate(places)]
+
+    def move(copies: list[BlockCopy]) -> None:
+        ticket = engine.submit(copies)
+        ticket.wait()
+        if ticket.error:
+            raise ticket.error
+
+    moved = (len(places) * block_bytes, there.device)
+    yield _timed("out, by the engine", lambda: move([BlockCopy(*pair) for pair in pairs]), *moved)
+    there[places] = 0
+    yield _timed("in, by the engine", lambda: move([BlockCopy(b, a) for a, b in pairs]), *moved)
+    engine.close()
 
 
 def _timed(label: str, move: Callable[[], object], num_bytes: int, device: torch.device) -> Row:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from appliance.engine.types import BlockCopy, PlanRow
+from appliance.engine.types import PlanRow
 
 # Logits of a whole prompt would take gigabytes, and sampling several times as much: they are computed and used up in
 # portions of this size.
@@ -55,5 +55,5 @@ class Executor(Protocol):
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Float32 logits [len(tokens), vocab] of tokens of the last step."""
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks, one after the other in the order given."""
+    def pool_bytes(self, group: int) -> torch.Tensor:
+        """The pool of a KV group as bytes: the same memory as uint8 [num_blocks, block_bytes]."""

@@ -13,7 +13,7 @@ from appliance.engine.executors.base import StepOutput
 from appliance.engine.executors.lowering import Parts, lower
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.spec import DecoderSpec
-from appliance.engine.types import BlockCopy, PlanRow
+from appliance.engine.types import PlanRow
 from appliance.engine.weights import ModelWeights
 from appliance.kernels.kv_layout import KVLayout
 from appliance.kernels.linear.cpu import PackedMatrix, Precision
@@ -122,7 +122,5 @@ class CpuExecutor:
         assert self._model is not None
         return self._model.logits(tokens)
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for copy in copies:
-            pool = self._pools[copy.source.group]
-            pool[copy.target.id] = pool[copy.source.id]
+    def pool_bytes(self, group: int) -> torch.Tensor:
+        return self._pools[group]

@@ -20,11 +20,11 @@ from appliance.engine.executors.gpu_weights import TileFor, load_gpu_weights
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.logit_rules import on_device
 from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
-from appliance.engine.types import BlockCopy, PlanRow
+from appliance.engine.types import PlanRow
 from appliance.engine.weights import ModelWeights, Progress
 from appliance.kernels.embedding.gpu import embed
 from appliance.kernels.gated_product.gpu import gated_product
-from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.kv_layout import KVLayout, as_bytes
 from appliance.kernels.linear.gpu import tile_for
 from appliance.kernels.linear.gpu_matrix import GpuMatrix
 from appliance.kernels.moe.gpu import route, run_experts
@@ -141,10 +141,8 @@ class GpuExecutor:
         """Makes the device the thread's own, where Triton launches."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for copy in copies:
-            pool = self._pools[copy.source.group]
-            pool[copy.target.id] = pool[copy.source.id]
+    def pool_bytes(self, group: int) -> torch.Tensor:
+        return as_bytes(self._pools[group])
 
     def _new(self, name: str, rows: int, width: int) -> torch.Tensor:
         """The buffer `name`, [rows, width], with anything in it."""

@@ -17,10 +17,10 @@ from appliance.engine.executors.base import LOGITS_BYTES, StepOutput
 from appliance.engine.executors.matrix import Matrix
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
-from appliance.engine.types import BlockCopy, PlanRow
+from appliance.engine.types import PlanRow
 from appliance.engine.weights import ModelWeights, Progress, read_layers
 from appliance.kernels.gated_product import clamped_swiglu_mul, gelu_mul, gelu_tanh_mul, silu_mul
-from appliance.kernels.kv_layout import KVLayout
+from appliance.kernels.kv_layout import KVLayout, as_bytes
 from appliance.kernels.moe import route, run_experts
 from appliance.kernels.paged_attention import kv_write, paged_attention
 from appliance.kernels.rms_norm import rms_norm
@@ -120,11 +120,8 @@ class TorchExecutor:
             found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
         return torch.cat(found)
 
-    @torch.inference_mode()
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for copy in copies:
-            pool = self._pools[copy.source.group]
-            pool[copy.target.id] = pool[copy.source.id]
+    def pool_bytes(self, group: int) -> torch.Tensor:
+        return as_bytes(self._pools[group])
 
     def _load_matrices(self, weights: ModelWeights, dense_bytes: int, progress: Progress) -> None:
         names = [names for op in self._program.ops for names in ops.matrices(op)]
