@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -93,16 +94,12 @@ def attempt(action: Callable[[], None]) -> str:
     """What goes wrong with an action, in its own words and those of the compilers that it calls; "" if nothing does."""
     failure: Exception | None = None
     with tempfile.TemporaryFile() as said:
-        stderr = os.dup(2)
-        os.dup2(said.fileno(), 2)
-        try:
-            action()
-        # Triton, the compilers and the driver fail in many ways, and each of them means: not on this GPU.
-        except Exception as error:
-            failure = error
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+        with _standard_error_to(said.fileno()):
+            try:
+                action()
+            # Triton, the compilers and the driver fail in many ways, and each of them means: not on this GPU.
+            except Exception as error:
+                failure = error
         said.seek(0)
         output = said.read().decode(errors="replace")
     if failure is None:
@@ -111,6 +108,22 @@ def attempt(action: Callable[[], None]) -> str:
     if isinstance(failure, subprocess.CalledProcessError):
         return f"{failure.cmd[0]} ended with status {failure.returncode}\n{output}"
     return f"{failure or type(failure).__name__}\n{output}"
+
+
+@contextmanager
+def _standard_error_to(file: int) -> Iterator[None]:
+    """Also of processes that are started; one that is closed stays so."""
+    try:
+        stderr = os.dup(2)
+    except OSError:
+        yield
+        return
+    os.dup2(file, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _run_a_kernel(device: torch.device) -> None:

@@ -87,3 +87,9 @@ def test_the_first_kernel_computes_what_it_should() -> None:
         check=True,
     )
     assert done.stdout == "''\n"
+
+
+def test_a_process_without_standard_error_finds_faults_too() -> None:
+    program = "import os; os.close(2); from appliance.engine.gpu import attempt; print(repr(attempt(lambda: [][0])))"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "'list index out of range\\n'\n"
