@@ -36,9 +36,6 @@ class Executor(Protocol):
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory as they are held here."""
 
-    def working_bytes(self, max_model_len: int) -> int:
-        """Bytes, not taken yet, that steps will need beside weights and pools, where that is known."""
-
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of a KV group."""
 
@@ -57,3 +54,13 @@ class Executor(Protocol):
 
     def pool_bytes(self, group: int) -> torch.Tensor:
         """The pool of a KV group as bytes: the same memory as uint8 [num_blocks, block_bytes]."""
+
+
+def largest_logits(executor: Executor, tokens: Sequence[int], vocab_size: int) -> torch.Tensor:
+    """Of tokens of the last step, what `StepOutput.largest` says, from all their logits."""
+    at_once = max(1, LOGITS_BYTES // (4 * vocab_size))
+    found = []
+    for start in range(0, len(tokens), at_once):
+        logits = executor.logits(tokens[start : start + at_once])
+        found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

@@ -75,6 +75,7 @@ class CpuExecutor:
         return sum(matrix.data.nbytes for matrix in self._matrices.values()) + indices
 
     def working_bytes(self, max_model_len: int) -> int:
+        """Bytes, not taken yet, that steps will need beside weights and pools."""
         spec, top_k = self._spec, self._spec.experts.top_k if self._spec.experts else 0
         columns = max(matrix.layout.columns for matrix in self._matrices.values())
         panel = 3 * 6 * columns  # of a row: codes, values, scales and sums, for up to three matrices

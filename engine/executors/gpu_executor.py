@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from appliance.engine import program as ops
-from appliance.engine.executors.base import LOGITS_BYTES, StepOutput
+from appliance.engine.executors.base import StepOutput, largest_logits
 from appliance.engine.executors.gpu_batch import GpuBatch, build_gpu_batch
 from appliance.engine.executors.gpu_program import FinishQkv, finish_qkv_at_once
 from appliance.engine.executors.gpu_weights import TileFor, load_gpu_weights
@@ -84,9 +84,6 @@ class GpuExecutor:
     def weight_bytes(self) -> int:
         return self._weights.nbytes
 
-    def working_bytes(self, max_model_len: int) -> int:  # noqa: ARG002
-        return 0
-
     def block_bytes(self, group: int) -> int:
         return self._layout.block_bytes(group)
 
@@ -102,7 +99,9 @@ class GpuExecutor:
     def run(self, rows: Sequence[PlanRow], greedy: Sequence[int]) -> StepOutput:
         with torch.inference_mode(), self._current():
             self._hidden = self.launch(build_gpu_batch(rows, self._layout.block_size, self._device))
-            return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
+            return StepOutput(
+                self._hidden.isfinite().all(dim=-1), largest_logits(self, greedy, self._spec.vocab_size)
+            )
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode(), self._current():
@@ -128,14 +127,6 @@ class GpuExecutor:
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
-
-    def _largest(self, tokens: Sequence[int]) -> torch.Tensor:
-        at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
-        found = [self._hidden.new_empty(0, dtype=torch.int64)]
-        for start in range(0, len(tokens), at_once):
-            logits = self.logits(tokens[start : start + at_once])
-            found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
-        return torch.cat(found)
 
     def _current(self) -> AbstractContextManager[object]:
         """Makes the device the thread's own, where Triton launches."""

@@ -13,7 +13,7 @@ import torch
 
 from appliance.engine import program as ops
 from appliance.engine.batch import Batch, build_batch
-from appliance.engine.executors.base import LOGITS_BYTES, StepOutput
+from appliance.engine.executors.base import StepOutput, largest_logits
 from appliance.engine.executors.matrix import Matrix
 from appliance.engine.executors.rope_frequencies import rope_frequencies
 from appliance.engine.spec import Activation, ClampedSwiglu, DecoderSpec
@@ -74,9 +74,6 @@ class TorchExecutor:
         matrices = sum(matrix.nbytes for matrix in self._matrices.values())
         return matrices + sum(weight.nbytes for weight in self._embeddings.values())
 
-    def working_bytes(self, max_model_len: int) -> int:  # noqa: ARG002
-        return 0
-
     def block_bytes(self, group: int) -> int:
         return self._layout.block_bytes(group)
 
@@ -100,7 +97,9 @@ class TorchExecutor:
             self._HANDLERS[type(op)](self, op, batch)
         self._batch, self._hidden = batch, self._buffers[self._program.hidden]
         self._buffers.clear()
-        return StepOutput(self._hidden.isfinite().all(dim=-1), self._largest(greedy))
+        return StepOutput(
+            self._hidden.isfinite().all(dim=-1), largest_logits(self, greedy, self._spec.vocab_size)
+        )
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -111,14 +110,6 @@ class TorchExecutor:
         logits = self._buffers[self._program.output]
         self._buffers.clear()
         return logits
-
-    def _largest(self, tokens: Sequence[int]) -> torch.Tensor:
-        at_once = max(1, LOGITS_BYTES // (4 * self._spec.vocab_size))
-        found = [self._hidden.new_empty(0, dtype=torch.int64)]
-        for start in range(0, len(tokens), at_once):
-            logits = self.logits(tokens[start : start + at_once])
-            found.append(torch.where(logits.isfinite().all(dim=-1), logits.argmax(dim=-1), -1))
-        return torch.cat(found)
 
     def pool_bytes(self, group: int) -> torch.Tensor:
         return as_bytes(self._pools[group])
