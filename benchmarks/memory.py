@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from appliance.engine.config import EngineConfig
-from appliance.engine.copy_engine import Way
-from appliance.engine.copy_thread import CopyThread
 from appliance.engine.engine import Engine
-from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.tiers.copy_engine import Way
+from appliance.engine.tiers.copy_thread import CopyThread
+from appliance.engine.tiers.memory import HostPool, MemoryMover
 from appliance.engine.types import BlockCopy, BlockRef
 from appliance.kernels.memory import anonymous
 from benchmarks.engine import decode, starter

@@ -19,7 +19,7 @@ from appliance.engine.backends import (
 from appliance.engine.config import EngineConfig
 from appliance.engine.errors import MemoryPlanError
 from appliance.engine.families import read_spec
-from appliance.engine.gpu import find_gpu, gpu_name
+from appliance.engine.gpu.check import find_gpu, gpu_name
 from appliance.engine.kv_groups import kv_groups
 from appliance.engine.memory import GroupNeed, MemoryPlan, plan_memory
 from appliance.engine.notes import load_notes

@@ -18,7 +18,7 @@ from appliance.engine.decoder import build_program
 from appliance.engine.errors import MemoryPlanError, UnsupportedModelError
 from appliance.engine.executors import CpuExecutor, Executor, TorchExecutor
 from appliance.engine.executors.packing import load_matrices
-from appliance.engine.gpu_memory import device_memory, measure_peak
+from appliance.engine.gpu.memory import device_memory, measure_peak
 from appliance.engine.machine import available_memory, usable_cpus
 from appliance.engine.memory import MAIN_MEMORY, MemoryKind
 from appliance.engine.program import matrix_names

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from appliance.engine.copy_engine import CopyEngine
-from appliance.engine.copy_thread import CopyThread
-from appliance.engine.cuda_tiers import CudaMover, pinned
-from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.tiers.copy_engine import CopyEngine
+from appliance.engine.tiers.copy_thread import CopyThread
+from appliance.engine.tiers.cuda import CudaMover, pinned
+from appliance.engine.tiers.memory import HostPool, MemoryMover
 from appliance.engine.types import BlockCopy, BlockRef
 from appliance.kernels.kv_layout import KVGroup, KVLayout
 from benchmarks.device_check.report import Row, error

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from small_models import BLOCK_SIZE, load_executor, read
 
-from appliance.engine.copy_engine import CopyEngine, Ticket
-from appliance.engine.copy_thread import CopyThread
 from appliance.engine.executors import Executor
 from appliance.engine.kv_groups import kv_groups
 from appliance.engine.sampling_params import SamplingParams
-from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.tiers.copy_engine import CopyEngine, Ticket
+from appliance.engine.tiers.copy_thread import CopyThread
+from appliance.engine.tiers.memory import HostPool, MemoryMover
 from appliance.engine.types import BlockCopy, BlockRef, PlanRow
 
 

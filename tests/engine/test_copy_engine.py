@@ -16,10 +16,10 @@ from block_copies import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.copy_engine import CopyEngine, Ticket, Traffic, Way
-from appliance.engine.copy_thread import CopyThread, Run
 from appliance.engine.errors import CopyError
-from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.tiers.copy_engine import CopyEngine, Ticket, Traffic, Way
+from appliance.engine.tiers.copy_thread import CopyThread, Run
+from appliance.engine.tiers.memory import HostPool, MemoryMover
 from appliance.engine.types import BlockCopy, BlockRef
 
 TIERS = ("device", "host")

@@ -12,7 +12,7 @@ import torch
 
 from appliance.engine.backends import NO_GPU, GpuFault
 from appliance.engine.config import EngineConfig
-from appliance.engine.gpu import find_gpu, gather_facts
+from appliance.engine.gpu.check import find_gpu, gather_facts
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_the_interpreter_stands_for_a_gpu_that_is_asked_for(monkeypatch: pytest.
 def test_the_first_kernel_computes_what_it_should() -> None:
     pytest.importorskip("triton")
     code = (
-        "import torch; from appliance.engine import gpu;"
-        "print(repr(gpu.attempt(lambda: gpu._run_a_kernel(torch.device('cpu')))))"
+        "import torch; from appliance.engine.gpu import check;"
+        "print(repr(check.attempt(lambda: check._run_a_kernel(torch.device('cpu')))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -90,6 +90,9 @@ def test_the_first_kernel_computes_what_it_should() -> None:
 
 
 def test_a_process_without_standard_error_finds_faults_too() -> None:
-    program = "import os; os.close(2); from appliance.engine.gpu import attempt; print(repr(attempt(lambda: [][0])))"
+    program = (
+        "import os; os.close(2); from appliance.engine.gpu.check import attempt;"
+        "print(repr(attempt(lambda: [][0])))"
+    )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "'list index out of range\\n'\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from appliance.engine.backends import NO_GPU, GpuFault
-from appliance.engine.gpu import attempt
-from appliance.engine.gpu_faults import GpuFacts, VisibleGpu, choose_gpu, explain
+from appliance.engine.gpu.check import attempt
+from appliance.engine.gpu.faults import GpuFacts, VisibleGpu, choose_gpu, explain
 
 TURING = VisibleGpu("NVIDIA GeForce RTX 2080", (7, 5))
 AMPERE = VisibleGpu("NVIDIA GeForce RTX 3090", (8, 6))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from appliance.engine.gpu_memory import (
+from appliance.engine.gpu.memory import (
     DeviceMemory,
     GpuProcess,
     device_memory,

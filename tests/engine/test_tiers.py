@@ -9,8 +9,8 @@ import pytest
 import torch
 from block_copies import check_round_trip, copy, swap
 
-from appliance.engine.copy_thread import CopyThread
-from appliance.engine.tiers import HostPool, MemoryMover
+from appliance.engine.tiers.copy_thread import CopyThread
+from appliance.engine.tiers.memory import HostPool, MemoryMover
 from appliance.kernels.memory import copy_bytes
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -44,7 +44,7 @@ def test_bytes_and_nothing_beside_them(num_bytes: int, to: int, at: int) -> None
 
 
 def test_neighbours_across_chunks_of_the_host_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.engine.tiers._CHUNK_BYTES", 3 * 100 + 50)
+    monkeypatch.setattr("appliance.engine.tiers.memory._CHUNK_BYTES", 3 * 100 + 50)
     device = torch.arange(8 * 100, dtype=torch.int32).view(8, 100).to(torch.uint8)
     before, host = device.clone(), HostPool(8, 100)
     engine = CopyThread(MemoryMover([device], [host]))
@@ -111,7 +111,7 @@ def test_no_main_memory_at_all_fails_the_ticket(monkeypatch: pytest.MonkeyPatch)
     def none_left(_num_bytes: int, *, huge_pages: bool) -> torch.Tensor:  # noqa: ARG001
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("appliance.engine.tiers.anonymous", none_left)
+    monkeypatch.setattr("appliance.engine.tiers.memory.anonymous", none_left)
     engine = CopyThread(MemoryMover([torch.zeros(2, 64, dtype=torch.uint8)], [HostPool(2, 64)]))
     ticket = engine.submit([copy("d0", "h1")])
     assert ticket.wait(60)

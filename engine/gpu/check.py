@@ -17,7 +17,7 @@ import torch
 
 from appliance.engine.backends import NO_GPU, GpuFault, wants_gpu
 from appliance.engine.config import EngineConfig
-from appliance.engine.gpu_faults import GpuFacts, VisibleGpu, choose_gpu, explain
+from appliance.engine.gpu.faults import GpuFacts, VisibleGpu, choose_gpu, explain
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"

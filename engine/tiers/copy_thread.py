@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-from appliance.engine.copy_engine import Ticket, Traffic, Way, way_of
 from appliance.engine.errors import CopyError
+from appliance.engine.tiers.copy_engine import Ticket, Traffic, Way, way_of
 from appliance.engine.types import BlockCopy, BlockRef
 
 

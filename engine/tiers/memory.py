@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from appliance.engine.copy_thread import Run
+from appliance.engine.tiers.copy_thread import Run
 from appliance.engine.types import BlockRef
 from appliance.kernels.memory import anonymous, copy_bytes
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from appliance.engine.copy_thread import Run
-from appliance.engine.tiers import HostPool, Tiers
+from appliance.engine.tiers.copy_thread import Run
+from appliance.engine.tiers.memory import HostPool, Tiers
 
 
 def pinned(num_bytes: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""The tiers of KV memory, and moving blocks between them."""
