@@ -159,11 +159,7 @@ def _matrices(op: ops.Op) -> tuple[tuple[str, ...], ...]:
 
 def _placed(layer: QuantizedLinear, device: torch.device, dtype: torch.dtype) -> GpuLinear:
     parts = tuple(_packed(part, device, dtype) for part in layer.parts)
-    return GpuLinear(parts, _bias(layer, device))
-
-
-def _bias(layer: QuantizedLinear, device: torch.device) -> torch.Tensor | None:
-    return None if layer.bias is None else layer.bias.to(device, torch.float32)
+    return GpuLinear(parts, None if layer.bias is None else layer.bias.to(device, torch.float32))
 
 
 def _packed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Matrix:

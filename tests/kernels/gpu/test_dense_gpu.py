@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,13 +10,7 @@ from appliance.kernels.linear.gpu_dense import BLOCK, TILES, Tile, multiply_dens
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    # Also fills what is empty with NaN.
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def amid_nans(values: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,14 +20,7 @@ from appliance.kernels.moe.gpu import run_experts, sort_by_expert
 from appliance.quant.gpu_packed import pack_for_gpu
 from appliance.quant.tensor import QuantTensor
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    # Also fills what is empty with NaN.
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def amid_nans(values: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ Outputs lie within a larger tensor of NaNs and so do inputs; temporary memory is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -38,13 +37,7 @@ SHAPES = (
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    # Also fills what is empty with NaN.
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def packed(weight: QuantTensor) -> GpuMatrix:
